@@ -1,0 +1,259 @@
+"""The run folder: what a cell writes while it runs, and how it is read back.
+
+    runs/<study>/study.json            the grid, versions, git commit
+    runs/<study>/<cell>/cell.json      one configuration, complete
+                        running.json   facts of the attempt now under way; gone when it ends
+                        epochs.jsonl   one line per finished epoch
+                        result.json    how it ended; written last, so its presence means "ended"
+                        attempts/<n>/  what earlier, failed attempts left
+
+Only the standard library: ranks, the submitter and a laptop with nothing else installed all read this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUN_DIR_VARIABLE = "HVDTRAIN_RUN_DIR"
+STATUSES = ("completed", "failed", "timeout", "preempted", "cancelled", "diverged")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One finished epoch over the whole world. Losses and accuracies are means over samples, not over ranks.
+
+    `seconds` is the wall clock of the epoch with its validation, on rank 0 between two collectives;
+    `samples_per_second` is `samples / (seconds - seconds_val)`. A phase that was not measured is None.
+    """
+
+    epoch: int
+    train_loss: float | None = None
+    train_acc: float | None = None
+    val_loss: float | None = None
+    val_acc: float | None = None
+    lr: float | None = None
+    samples: int | None = None
+    seconds: float | None = None
+    seconds_data: float | None = None
+    seconds_forward: float | None = None
+    seconds_backward: float | None = None
+    seconds_allreduce: float | None = None
+    seconds_optimizer: float | None = None
+    seconds_val: float | None = None
+    samples_per_second: float | None = None
+    grad_norm: float | None = None
+    noise_scale: float | None = None
+    restart: int = 0
+
+
+_EPOCH_FIELDS = {field.name for field in dataclasses.fields(Epoch)}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(_finite(value), file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None when the file is not there."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as null: JSON has no word for them and other readers stop at them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def read_epochs(path: Path) -> list[Epoch]:
+    """Finished epochs in `epochs.jsonl`, in order; a line that a dying process left half-written is passed over.
+
+    Raises:
+        ValueError: a complete line is not an epoch (names the line).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    epochs: dict[int, Epoch] = {}
+    for number, line in enumerate(_complete_lines(text), start=1):
+        try:
+            entry = json.loads(line)
+            epoch = Epoch(**{key: entry[key] for key in entry.keys() & _EPOCH_FIELDS})
+        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not an epoch record ({error})") from error
+        epochs[epoch.epoch] = epoch
+    return [epochs[number] for number in sorted(epochs)]
+
+
+def _complete_lines(text: str) -> Iterator[str]:
+    return (line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip())
+
+
+class EpochLog:
+    """Appends epochs to `epochs.jsonl`, each once whatever happened before.
+
+    A restart that goes back to epoch k drops the lines of epochs >= k first, with any half-written tail:
+    those epochs are about to be trained again.
+    """
+
+    def __init__(self, path: Path, next_epoch: int = 1) -> None:
+        self.path = path
+        kept = [epoch for epoch in read_epochs(path) if epoch.epoch < next_epoch]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text("".join(_line(epoch) for epoch in kept), encoding="utf-8")
+        os.replace(aside, path)
+        self._last = kept[-1].epoch if kept else 0
+
+    def append(self, epoch: Epoch) -> None:
+        """Write one line and wait until it is on disk.
+
+        Raises:
+            ValueError: this epoch, or a later one, is already there.
+        """
+        if epoch.epoch <= self._last:
+            raise ValueError(f"epoch {epoch.epoch} is already recorded in {self.path} (last: {self._last})")
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(_line(epoch))
+            file.flush()
+            os.fsync(file.fileno())
+        self._last = epoch.epoch
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps(_finite(dataclasses.asdict(epoch)), allow_nan=False) + "\n"
+
+
+def run_dir() -> Path | None:
+    """The cell folder that the launcher named, or None for a run that nobody records."""
+    value = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(value) if value else None
+
+
+def restart_count() -> int:
+    """How often SLURM has restarted this job; unset in its first run."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def begin(folder: Path, facts: dict[str, Any]) -> None:
+    """Note the attempt that starts now: hosts, devices, versions, launcher. `finish` takes them into the result."""
+    write_json(folder / "running.json", {"started": time.time(), "restart": restart_count(), **facts})
+
+
+def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[str, Any]:
+    """Write `result.json` from what the attempt noted and recorded; an attempt that has ended already keeps its result.
+
+    Raises:
+        ValueError: `status` is not one of `STATUSES`.
+    """
+    if status not in STATUSES:
+        raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
+    present = read_json(folder / "result.json")
+    if present is not None:
+        return present
+    attempt = read_json(folder / "running.json") or {}
+    epochs = read_epochs(folder / "epochs.jsonl")
+    ended = time.time()
+    started = attempt.get("started")
+    result = {
+        "status": status,
+        "exit_code": exit_code,
+        "reason": reason,
+        "ended": ended,
+        "seconds": None if started is None else ended - started,
+        "totals": {
+            "epochs": len(epochs),
+            "samples": sum(epoch.samples or 0 for epoch in epochs),
+            "seconds": sum(epoch.seconds or 0.0 for epoch in epochs),
+            "val_acc": epochs[-1].val_acc if epochs else None,
+            "train_acc": epochs[-1].train_acc if epochs else None,
+        },
+        **attempt,
+    }
+    write_json(folder / "result.json", result)
+    (folder / "running.json").unlink(missing_ok=True)
+    return result
+
+
+def set_aside(folder: Path) -> None:
+    """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost."""
+    left = [folder / name for name in ("epochs.jsonl", "running.json", "result.json")]
+    left = [path for path in left if path.exists()]
+    if not left:
+        return
+    number = 1 + sum(1 for _ in (folder / "attempts").glob("*"))
+    target = folder / "attempts" / str(number)
+    target.mkdir(parents=True)
+    for path in left:
+        os.replace(path, target / path.name)
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """Everything that one cell folder holds."""
+
+    folder: Path
+    cell: dict[str, Any]
+    epochs: list[Epoch]
+    running: dict[str, Any] | None
+    result: dict[str, Any] | None
+
+
+def read_cell(folder: Path) -> CellRecord:
+    """Read one cell folder, finished or not.
+
+    Raises:
+        FileNotFoundError: there is no `cell.json`.
+    """
+    cell = read_json(folder / "cell.json")
+    if cell is None:
+        raise FileNotFoundError(f"{folder} has no cell.json")
+    return CellRecord(
+        folder=folder,
+        cell=cell,
+        epochs=read_epochs(folder / "epochs.jsonl"),
+        running=read_json(folder / "running.json"),
+        result=read_json(folder / "result.json"),
+    )
+
+
+def read_study(folder: Path) -> list[CellRecord]:
+    """All cells of a study, by name.
+
+    Raises:
+        FileNotFoundError: `folder` is not a study (no `study.json`).
+    """
+    if not (folder / "study.json").is_file():
+        raise FileNotFoundError(f"{folder} is not a study: it has no study.json")
+    return [read_cell(path.parent) for path in sorted(folder.glob("*/cell.json"))]
