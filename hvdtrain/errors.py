@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 
 class UserError(Exception):
-    """A mistake of the person at the keyboard: the message says what was given, what is legal, what to type."""
+    """A mistake of the person at the keyboard: the message says what was given, what is legal, what to type.
+
+    `agreed`: every rank of the world raises it with the same words, so one of them says it for all.
+    """
+
+    agreed = False
+
+
+class Diverged(UserError):
+    """The loss is no longer a number; found in a value that all ranks share, so all raise it."""
+
+    agreed = True
 
 
 def nearest(given: str, legal: Iterable[str]) -> str:
     """`'; did you mean "x"?'` for the closest legal word, or nothing when none is close."""
     close = difflib.get_close_matches(given, list(legal), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def run_cli(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """The exit status of `main(argv)` (None: of the process's own arguments), a UserError being printed as status 2."""
+    try:
+        return main(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # `| head` has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1

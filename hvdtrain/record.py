@@ -171,6 +171,13 @@ def begin(folder: Path, facts: dict[str, Any]) -> None:
     write_json(folder / "running.json", {"started": time.time(), "restart": restart_count(), **facts})
 
 
+def note(**facts: Any) -> None:
+    """Add facts to what the attempt under way has noted; without a run folder there is nothing to add to."""
+    folder = run_dir()
+    if folder is not None and (attempt := read_json(folder / "running.json")) is not None:
+        write_json(folder / "running.json", {**attempt, **facts})
+
+
 def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[str, Any]:
     """Write `result.json` from what the attempt noted and recorded; an attempt that has ended already keeps its result.
 

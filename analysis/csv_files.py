@@ -1,0 +1,167 @@
+"""Measurements from CSV files, checked line by line: a table typed by hand is where mistakes come from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from analysis.durations import parse_duration, time_unit
+from analysis.schema import COLUMNS, COUNTS, DEVICES, METRICS, REQUIRED, WORDS, Metric
+from hvdtrain.errors import UserError, nearest
+
+Row = dict[str, str | int | float | None]
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of one CSV file in the tidy format (see `analysis.tables.read`).
+
+    The first line names the columns, in any order; `n_gpus`, `metric` and `value` must be there, the rest may be
+    absent or empty. An absent `source` is the file's name; an absent `device` is "gpu" where a GPU type is given; an
+    absent batch, per rank or global, follows from the other and the number of ranks.
+
+    Returns:
+        One dictionary per row with every column of `COLUMNS`: times in s, accuracies as fractions of one.
+
+    Raises:
+        UserError: names the file and line, what was given, and what is legal.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    rows: list[Row] = []
+    columns: list[str] | None = None
+    try:
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            where = f"{path}, line {reader.line_num}"
+            if columns is None:
+                columns = _header(fields, where)
+                continue
+            if len(fields) != len(columns):
+                raise UserError(f"{where}: {len(fields)} fields, but the first line names {len(columns)} columns")
+            given = {name: field.strip() for name, field in zip(columns, fields, strict=True) if field.strip()}
+            rows.append(_row(given, where, path.name))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    if not rows:
+        raise UserError(f"{path} holds no measurements; its first line names columns, of {', '.join(COLUMNS)}")
+    return rows
+
+
+def _header(fields: list[str], where: str) -> list[str]:
+    names = [field.strip() for field in fields]
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
+        raise UserError(f"{where}: columns are separated by commas here, numbers written with a point: save it as such")
+    for name in names:
+        if name not in COLUMNS:
+            legal = f"the columns are {', '.join(COLUMNS)}{nearest(name, COLUMNS)}"
+            raise UserError(f'{where}: no column "{name}"; {legal}')
+        if names.count(name) > 1:
+            raise UserError(f'{where}: column "{name}" is there {names.count(name)} times')
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise UserError(f"{where}: column {' and '.join(missing)} missing; {', '.join(REQUIRED)} are needed")
+    return names
+
+
+def _row(given: Mapping[str, str], where: str, source: str) -> Row:
+    for name in REQUIRED:
+        if name not in given:
+            raise UserError(f'{where}: "{name}" is empty')
+    row: Row = dict.fromkeys(COLUMNS)
+    row.update({name: given[name] for name in WORDS if name in given})
+    row.update({name: _whole(given[name], name, where, least=1) for name in COUNTS if name in given})
+    if "replicate" in given:
+        row["replicate"] = _whole(given["replicate"], "replicate", where, least=0)
+    row["source"] = row["source"] or source
+    row["device"] = _device(given, where)
+    row["value"], row["unit"] = _value(given, where)
+    ranks, per_rank, overall = row["n_gpus"], row["per_gpu_batch"], row["global_batch"]
+    assert isinstance(ranks, int)
+    if isinstance(per_rank, int) and overall is None:
+        row["global_batch"] = per_rank * ranks
+    elif isinstance(overall, int) and per_rank is None and overall % ranks == 0:
+        row["per_gpu_batch"] = overall // ranks
+    return row
+
+
+def _whole(text: str, name: str, where: str, least: int) -> int:
+    try:
+        # Spreadsheets write 2.0 as soon as one field of the column is empty.
+        value = float(text)
+        if not value.is_integer() or value < least:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(f'{where}: {name} "{text}" is not a whole number of {least} or more') from None
+    return int(value)
+
+
+def _device(given: Mapping[str, str], where: str) -> str | None:
+    device = given.get("device", "").lower()
+    if not device:
+        return "gpu" if "gpu_type" in given else None
+    if device not in DEVICES:
+        legal = " or ".join(DEVICES)
+        raise UserError(f'{where}: device "{given["device"]}" is not {legal}{nearest(device, DEVICES)}')
+    return device
+
+
+def _value(given: Mapping[str, str], where: str) -> tuple[float, str]:
+    name = given["metric"]
+    if name not in METRICS:
+        raise UserError(f'{where}: no metric "{name}"; the metrics are {", ".join(METRICS)}{nearest(name, METRICS)}')
+    metric = METRICS[name]
+    unit = given.get("unit")
+    if metric.is_time:
+        if unit is not None and time_unit(unit) is None:
+            raise UserError(f'{where}: {name} is a time, its unit cannot be "{unit}"; use d, h, min, s or ms')
+        try:
+            seconds = parse_duration(given["value"], unit)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        return _checked(seconds, name, given["value"], where), metric.unit
+    if name == "val_acc":
+        return _accuracy(given["value"], unit, where), metric.unit
+    if unit is not None and unit.lower() not in (metric.unit, *metric.aliases):
+        raise UserError(f'{where}: {name} is in {metric.unit}, not "{unit}"{nearest(unit, _spellings(metric))}')
+    return _checked(_number(given["value"], name, where), name, given["value"], where), metric.unit
+
+
+def _spellings(metric: Metric) -> tuple[str, ...]:
+    return (metric.unit, *metric.aliases)
+
+
+def _accuracy(text: str, unit: str | None, where: str) -> float:
+    if unit is not None and unit.lower() not in ("%", "percent", *_spellings(METRICS["val_acc"])):
+        raise UserError(f'{where}: val_acc has the unit "fraction" (0 to 1) or "%", not "{unit}"')
+    in_percent = text.endswith("%") or (unit or "").lower() in ("%", "percent")
+    value = _number(text.removesuffix("%").strip(), "val_acc", where) / (100 if in_percent else 1)
+    if not 0 <= value <= 1:
+        hint = "" if in_percent else '; if it is in percent, give the unit "%"'
+        raise UserError(f"{where}: val_acc {text} is not between 0 and {'100 %' if in_percent else '1'}{hint}")
+    return value
+
+
+def _number(text: str, name: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f'{where}: {name} "{text}" is not a number; write it like 1234.5') from None
+    if not math.isfinite(value):
+        raise UserError(f'{where}: {name} "{text}" is not finite; leave a measurement out that there is none of')
+    return value
+
+
+def _checked(value: float, name: str, text: str, where: str) -> float:
+    # Zero seconds or samples per second is never a measurement, and every ratio of it would be infinite.
+    if not value > 0 or not math.isfinite(value):
+        raise UserError(f'{where}: {name} "{text}" is not above zero')
+    return value

@@ -1,0 +1,70 @@
+"""Writing a report: all of it is made first, then each file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from analysis.assemble import Report, as_json
+from hvdtrain.errors import UserError
+
+FIGURE, MARKDOWN, JSON = "report.png", "report.md", "report.json"
+
+
+def json_text(report: Report) -> str:
+    """report.json as text."""
+    return json.dumps(as_json(report), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes]:
+    """Everything a report consists of, as path -> contents, nothing written yet.
+
+    Args:
+        report: what to write.
+        out: the folder of the figure and the Markdown.
+        json_file: where the JSON goes; None leaves it out.
+    """
+    from analysis.figure import png
+    from analysis.text import markdown
+
+    contents = {out / FIGURE: png(report), out / MARKDOWN: markdown(report, FIGURE).encode()}
+    if json_file is not None:
+        contents[json_file] = json_text(report).encode()
+    return contents
+
+
+def check_places(out: Path, json_file: Path | None) -> None:
+    """Find out before the work is done whether its results have somewhere to go.
+
+    Raises:
+        UserError: a folder to write to is a file, or a file to write is a folder.
+    """
+    for folder in (out, *([] if json_file is None else [json_file.parent])):
+        for part in (folder, *folder.parents):
+            if part.is_file():
+                raise UserError(f"{part} is a file, and a report goes into a folder")
+    for path in (out / FIGURE, out / MARKDOWN, *([] if json_file is None else [json_file])):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, and the report would be a file of that name")
+
+
+def write(contents: Mapping[Path, bytes]) -> None:
+    """Write each file aside first and rename all of them only when all are on disk.
+
+    Raises:
+        UserError: a folder or file cannot be written; nothing of this report is left behind then.
+    """
+    aside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
+    try:
+        for path, data in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside[path].write_bytes(data)
+        for path in contents:
+            os.replace(aside[path], path)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written ({error.strerror}); give another --out") from error
+    finally:
+        for path in aside.values():
+            path.unlink(missing_ok=True)

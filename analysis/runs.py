@@ -1,0 +1,216 @@
+"""What a study's run folders say, one `Run` per cell, finished or not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.csv_files import Row
+from analysis.schema import COLUMNS, METRICS
+from hvdtrain.errors import UserError
+from hvdtrain.record import CellRecord, Epoch, read_study
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell as the analysis sees it. What the job reported goes before what was asked for.
+
+    Attributes:
+        study: the study folder as it was given.
+        status: of `hvdtrain.record.STATUSES`, or `running` or `not started` for a cell without a result.
+        asked: ranks that were asked for; `n_gpus` are those that ran.
+        cores: of the machine that rank 0 ran on; None where the job did not say.
+        epochs: finished epochs, in order.
+    """
+
+    study: str
+    name: str
+    status: str
+    reason: str
+    workload: str
+    gpu_type: str | None
+    device: str | None
+    asked: int
+    n_gpus: int
+    n_nodes: int | None
+    per_gpu_batch: int | None
+    lr_rule: str | None
+    precision: str | None
+    seed: int | None
+    launcher: str | None
+    controller: str | None
+    hosts: tuple[str, ...]
+    gpu_models: tuple[str, ...]
+    cores: int | None
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def source(self) -> str:
+        """What the table's `source` column holds for this cell: `<study>/<cell>`."""
+        return f"{self.study}/{self.name}"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the cell ran to its end, so that its numbers count."""
+        return self.status == "completed" and bool(self.epochs)
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every cell of a study.
+
+    Raises:
+        UserError: not a study, an empty one, or a file in it that cannot be read (named).
+    """
+    try:
+        records = read_study(folder)
+    except (ValueError, OSError) as error:
+        raise UserError(f"study {folder} cannot be read: {error}") from error
+    if not records:
+        raise UserError(f"study {folder} is empty: it has no cell folders (with a cell.json) yet")
+    return [_run(record, str(folder)) for record in records]
+
+
+def _run(record: CellRecord, study: str) -> Run:
+    cell = record.cell
+    facts: dict[str, Any] = record.result or record.running or {}
+    where = record.folder
+    shape = _mapping(cell.get("shape"), "shape", where)
+    hosts = _words(facts.get("hosts"))
+    asked = _whole(cell.get("gpus"), "gpus", where)
+    if asked is None:
+        raise UserError(f'{where / "cell.json"}: "gpus", the number of ranks, is missing')
+    device = _text(facts.get("device"))
+    gpu_models = _words(facts.get("gpu_models"))
+    status, reason = _status(record)
+    for epoch in record.epochs:
+        _check(epoch, where / "epochs.jsonl")
+    return Run(
+        study=study,
+        name=_text(cell.get("name")) or where.name,
+        status=status,
+        reason=reason,
+        workload=_workload(cell, where),
+        gpu_type=None if device == "cpu" else _text(cell.get("gpu_type")) or (" + ".join(gpu_models) or None),
+        device=device,
+        asked=asked,
+        n_gpus=_whole(facts.get("world_size"), "world_size", where) or asked,
+        n_nodes=_whole(shape.get("nodes"), "nodes", where) or (len(hosts) or None),
+        per_gpu_batch=_whole(_first(facts, cell, "batch_size"), "batch_size", where),
+        lr_rule=_text(_first(facts, cell, "lr_rule")),
+        precision=_text(_first(facts, cell, "precision")),
+        seed=_whole(_first(cell, facts, "seed"), "seed", where),
+        launcher=_text(_first(facts, cell, "launcher")),
+        controller=_text(facts.get("controller")),
+        hosts=hosts,
+        gpu_models=gpu_models,
+        cores=_whole(facts.get("cores"), "cores", where),
+        epochs=tuple(record.epochs),
+    )
+
+
+def rows(run: Run) -> list[Row]:
+    """The measurements of a finished run: throughput, epoch_time, total_time, val_acc, those that it recorded."""
+    values = {
+        # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
+        "throughput": steady_median(run.epochs, "samples_per_second") or None,
+        "epoch_time": steady_median(run.epochs, "seconds") or None,
+        "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None,
+        "val_acc": run.epochs[-1].val_acc if run.epochs else None,
+    }
+    common: Row = {
+        "source": run.source,
+        "workload": run.workload,
+        "gpu_type": run.gpu_type,
+        "n_gpus": run.n_gpus,
+        "n_nodes": run.n_nodes,
+        "per_gpu_batch": run.per_gpu_batch,
+        "global_batch": None if run.per_gpu_batch is None else run.per_gpu_batch * run.n_gpus,
+        "lr_rule": run.lr_rule,
+        "precision": run.precision,
+        "device": run.device,
+        "replicate": run.seed,
+        "epochs": len(run.epochs),
+    }
+    table: list[Row] = []
+    for metric, value in values.items():
+        if value is not None:
+            entry: Row = {**common, "metric": metric, "value": value, "unit": METRICS[metric].unit}
+            table.append({column: entry[column] for column in COLUMNS})
+    return table
+
+
+def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
+    """The median of one field over the epochs, each start's first one left out: it holds compilation and warm-up.
+
+    A run that has nothing else is measured by what it has: its callers see that from the number of epochs, one.
+    """
+    everything = list(epochs)
+    started: set[int] = set()
+    steady: list[Epoch] = []
+    for epoch in everything:
+        if epoch.restart in started:
+            steady.append(epoch)
+        started.add(epoch.restart)
+    chosen = steady or everything[1:] or everything
+    values = [value for epoch in chosen if (value := getattr(epoch, field)) is not None]
+    return float(statistics.median(values)) if values else None
+
+
+def _status(record: CellRecord) -> tuple[str, str]:
+    if record.result is not None:
+        status = _text(record.result.get("status")) or "unknown"
+        reason = _text(record.result.get("reason")) or ""
+        if status == "completed" and not record.epochs:
+            return status, "it ended without recording an epoch"
+        return status, reason
+    return ("running", "no result yet") if record.running is not None else ("not started", "no result yet")
+
+
+def _workload(cell: Mapping[str, Any], where: Path) -> str:
+    name = _text(cell.get("workload")) or _text(cell.get("job")) or "unnamed"
+    # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
+    settings = _mapping(cell.get("settings"), "settings", where)
+    return ", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))])
+
+
+def _check(epoch: Epoch, path: Path) -> None:
+    for name in ("seconds", "samples_per_second", "val_acc"):
+        value = getattr(epoch, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise UserError(f"{path}: epoch {epoch.epoch}: {name} is {value!r}, not a number of zero or more")
+
+
+def _first(first: Mapping[str, Any], then: Mapping[str, Any], key: str) -> Any:
+    value = first.get(key)
+    return then.get(key) if value is None else value
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value not in (None, "") else None
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """The different words of a list that may name one per rank, in order."""
+    return tuple(dict.fromkeys(str(entry) for entry in value)) if isinstance(value, list) else ()
+
+
+def _mapping(value: Any, name: str, where: Path) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f'{where / "cell.json"}: "{name}" is {value!r}, not an object')
+    return value
+
+
+def _whole(value: Any, name: str, where: Path) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f'{where}: "{name}" is {value!r}, not a whole number')
+    return value

@@ -1,0 +1,169 @@
+"""How speed grows with the number of ranks: pure functions from the tidy table to numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis import words
+from analysis.schema import GROUP
+
+#: What speedup is computed from: the first of these that all rank counts of a group have.
+_BASES = ("throughput", "epoch_time", "total_time")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Replicates of one number: `low` and `high` are the least and the greatest of `count` values."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One rank count of a group. Times in s, throughput in samples/s, efficiency and val_acc as fractions of one."""
+
+    n_gpus: int
+    n_nodes: tuple[int, ...]
+    replicates: int
+    epochs: tuple[int, ...]
+    includes_first_epoch: bool
+    epoch_time: Spread | None
+    throughput: Spread | None
+    total_time: Spread | None
+    val_acc: Spread | None
+    speedup: Spread | None
+    efficiency: Spread | None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What speedup and efficiency are relative to: `value` of `metric` at `n_gpus` ranks.
+
+    `absolute` is False where that is more than one rank: losses up to there are then invisible.
+    """
+
+    n_gpus: int
+    metric: str
+    value: float
+    absolute: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements that differ in the number of ranks only."""
+
+    workload: str | None
+    gpu_type: str | None
+    device: str | None
+    per_gpu_batch: int | None
+    lr_rule: str | None
+    precision: str | None
+    sources: tuple[str, ...]
+    points: tuple[Point, ...]
+    baseline: Baseline | None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values of `analysis.schema.GROUP`, in that order."""
+        return tuple(getattr(self, name) for name in GROUP)
+
+
+def scaling(table: pd.DataFrame) -> list[Group]:
+    """The scaling table of each group of `analysis.read`'s table.
+
+    Replicates are summed up by median, least and greatest. With T(n) the median time and X(n) the median throughput
+    at n ranks, and b the smallest rank count of the group:
+
+        speedup(n)    = X(n) / X(b), or T(b) / T(n) where throughput was not measured
+        efficiency(n) = speedup(n) * b / n
+
+    the strong-scaling definitions (for instance Grama et al., Introduction to Parallel Computing, section 5.2).
+    Their `low` and `high` are those of the replicates at n against the median at b.
+
+    Returns:
+        Groups in the order of their keys, each with its points by number of ranks.
+    """
+    records: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for raw in table.to_dict("records"):
+        record = {str(name): None if pd.isna(value) else value for name, value in raw.items()}
+        records.setdefault(tuple(record[name] for name in GROUP), []).append(record)
+    # None sorts before every word: as "", with a flag, so that it never meets a string.
+    keys = sorted(records, key=lambda key: [(value is not None, str(value or "").zfill(8)) for value in key])
+    return [_group(key, records[key]) for key in keys]
+
+
+def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]]) -> Group:
+    fields = dict(zip(GROUP, key, strict=True))
+    by_ranks: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+    for record in records:
+        by_ranks.setdefault(int(record["n_gpus"]), {}).setdefault(str(record["metric"]), []).append(record)
+    baseline = _baseline(by_ranks, fields["device"])
+    return Group(
+        **fields,
+        sources=tuple(dict.fromkeys(str(record["source"]) for record in records)),
+        points=tuple(_point(ranks, by_ranks[ranks], baseline) for ranks in sorted(by_ranks)),
+        baseline=baseline,
+    )
+
+
+def _baseline(by_ranks: Mapping[int, Mapping[str, Any]], device: str | None) -> Baseline | None:
+    def having(metric: str) -> list[int]:
+        return sorted(ranks for ranks, metrics in by_ranks.items() if metric in metrics)
+
+    # max() keeps the first of equals, so throughput wins unless another covers more rank counts.
+    metric = max(_BASES, key=lambda name: len(having(name)))
+    if not having(metric):
+        return None
+    ranks = having(metric)[0]
+    absolute = ranks == 1
+    text = f"against {words.ranks(ranks, device)}" + ("" if absolute else "; relative, not absolute")
+    return Baseline(ranks, metric, _spread(_values(by_ranks[ranks][metric])).median, absolute, text)
+
+
+def _point(ranks: int, metrics: Mapping[str, Sequence[Mapping[str, Any]]], baseline: Baseline | None) -> Point:
+    spreads = {name: _spread(_values(records)) for name, records in metrics.items()}
+    timed = [record for name in ("throughput", "epoch_time") for record in metrics.get(name, ())]
+    every = [record for records in metrics.values() for record in records]
+    speedup = None
+    if baseline is not None and baseline.metric in metrics:
+        values = _values(metrics[baseline.metric])
+        rising = baseline.metric == "throughput"
+        speedup = _spread([value / baseline.value if rising else baseline.value / value for value in values])
+    return Point(
+        n_gpus=ranks,
+        n_nodes=_different(every, "n_nodes"),
+        replicates=max(spread.count for spread in spreads.values()),
+        epochs=_different(every, "epochs"),
+        includes_first_epoch=any(record["epochs"] == 1 for record in timed),
+        epoch_time=spreads.get("epoch_time"),
+        throughput=spreads.get("throughput"),
+        total_time=spreads.get("total_time"),
+        val_acc=spreads.get("val_acc"),
+        speedup=speedup,
+        efficiency=None if speedup is None or baseline is None else _scaled(speedup, baseline.n_gpus / ranks),
+    )
+
+
+def _values(records: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [float(record["value"]) for record in records]
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def _scaled(spread: Spread, factor: float) -> Spread:
+    return Spread(spread.median * factor, spread.low * factor, spread.high * factor, spread.count)
+
+
+def _different(records: Iterable[Mapping[str, Any]], name: str) -> tuple[int, ...]:
+    return tuple(sorted({int(record[name]) for record in records if record[name] is not None}))

@@ -1,0 +1,118 @@
+"""Reading: study folders and CSV files in, one tidy table out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from analysis.csv_files import Row, read_csv
+from analysis.runs import Run, read_runs, rows
+from analysis.schema import COLUMNS, WORDS
+from hvdtrain.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was read: the table, and the runs behind it, unfinished ones included."""
+
+    table: pd.DataFrame
+    runs: tuple[Run, ...]
+    paths: tuple[Path, ...]
+
+
+def read(*paths: PathLike) -> pd.DataFrame:
+    """Measurements from study folders and CSV files, in one tidy table.
+
+    From a study come the finished cells only, each with four measurements: `throughput` (samples/s of training,
+    validation not counted) and `epoch_time` (s, with validation) as medians over the epochs without the first, which
+    holds warm-up; `total_time` (s, the sum over all epochs); `val_acc` after the last epoch. A run of one epoch is
+    measured by that one, and says so by `epochs` being 1. The replicate is the seed. A setting that the grid varies
+    besides the columns below is part of the workload's name: `digits, width=64`.
+
+    Args:
+        paths: folders that `hvdtrain.submit` wrote, and CSV files with these columns. In a CSV file only `n_gpus`,
+            `metric` and `value` are needed; a time may be written as `98.5 min`, `43:14` or `8m17s`
+            (`analysis.parse_duration`), an accuracy as `68.9 %`.
+
+    Returns:
+        One row per measurement. Columns: source, workload, gpu_type, n_gpus (ranks), n_nodes, per_gpu_batch and
+        global_batch (samples), lr_rule, precision, device ("cpu" or "gpu"), replicate, epochs, metric, value, unit.
+        Times are in s, accuracies fractions of one. What is not known is NA.
+
+    Raises:
+        UserError: a path is neither, nothing in a study has finished, or something in a file cannot be read.
+
+    >>> import analysis
+    >>> analysis.read("runs/digits", "lab.csv")  # doctest: +SKIP
+    """
+    return read_inputs([Path(path) for path in paths]).table
+
+
+def read_inputs(paths: Sequence[Path]) -> Inputs:
+    """As `read`, keeping the runs behind the table.
+
+    Raises:
+        UserError: as `read`.
+    """
+    if not paths:
+        raise UserError("nothing to read: give a study folder or a CSV file")
+    seen: dict[Path, Path] = {}
+    everything: list[Row] = []
+    runs: list[Run] = []
+    for path in paths:
+        if path.resolve() in seen:
+            raise UserError(f"{path} is given twice, and each measurement of it would count twice")
+        seen[path.resolve()] = path
+        if is_study(path):
+            found = read_runs(path)
+            if not any(run.measured for run in found):
+                states = "; ".join(f"{run.name}: {run.status}, {run.reason or 'no reason recorded'}" for run in found)
+                raise UserError(f"no cell of study {path} has finished, so there is nothing to report: {states}")
+            runs.extend(found)
+            for run in found:
+                if run.measured:
+                    everything.extend(rows(run))
+        else:
+            everything.extend(read_csv(path))
+    return Inputs(_frame(everything), tuple(runs), tuple(paths))
+
+
+def is_study(path: Path) -> bool:
+    """Whether `path` is a study folder; False for a file.
+
+    Raises:
+        UserError: it is a folder and no study, or does not exist; says which studies or files are near.
+    """
+    if path.is_dir():
+        if (path / "study.json").is_file():
+            return True
+        if (path / "cell.json").is_file():
+            raise UserError(f"{path} is one cell; give its study: {path.parent}")
+        inside = sorted(str(entry.parent) for entry in path.glob("*/study.json"))
+        hint = f"; it holds the studies {', '.join(inside)}" if inside else "; give a study folder or a CSV file"
+        raise UserError(f"{path} is not a study: it has no study.json{hint}")
+    if not path.exists():
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path} does not exist (in {path.parent.resolve()}){nearest(path.name, beside)}")
+    return False
+
+
+def _frame(everything: Sequence[Row]) -> pd.DataFrame:
+    columns: dict[str, pd.Series] = {}
+    for name in COLUMNS:
+        values = [row[name] for row in everything]
+        if name == "value":
+            columns[name] = pd.Series(values, dtype="float64")
+        elif name in WORDS:
+            columns[name] = pd.Series(values, dtype="string")
+        else:
+            columns[name] = pd.Series(values, dtype="Int64")
+    return pd.DataFrame(columns)

@@ -1,0 +1,115 @@
+"""Every change made to Horovod's sources, each with its reason.
+
+An edit replaces a piece of text that must be there exactly once. A different Horovod, or an edit that was made already,
+is an error and never a silent no-op.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.horovod_build.errors import BuildError
+
+TOKEN_VARIABLE = "HVDTRAIN_RENDEZVOUS_TOKEN"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace ``old``, which must occur exactly once in ``path``, by ``new``. ``feature`` names what a user gains."""
+
+    path: str
+    old: str
+    new: str
+    why: str
+    feature: str | None = None
+
+
+EDITS: tuple[Edit, ...] = (
+    Edit(
+        path="horovod/common/gloo/gloo_controller.cc",
+        old="  global_ranks_.reserve(size_);\n",
+        new="  global_ranks_.resize(size_);\n",
+        why=(
+            "The allgather below fills the vector through data(), but reserve() leaves its size at 0, so that the "
+            "stall inspector, which loops over the ranks, never sees one: under Gloo it neither warns nor stops."
+        ),
+        feature="stall_inspector",
+    ),
+    Edit(
+        path="horovod/common/gloo/http_store.h",
+        old="""    url_prefix_ +=
+        "http://" + server_ip + ":" + std::to_string(port) + "/" + scope + "/";
+""",
+        new=f"""    url_prefix_ += "http://" + server_ip + ":" + std::to_string(port) + "/";
+    const char* token = std::getenv("{TOKEN_VARIABLE}");
+    if (token != nullptr && *token != '\\0') {{
+      url_prefix_ += std::string(token) + "/";
+    }}
+    url_prefix_ += scope + "/";
+""",
+        why=(
+            "The rendezvous server answers whoever can reach its port. With a secret as the first path component, "
+            "which only the ranks of one world are given, it can refuse everybody else."
+        ),
+        feature="rendezvous_token",
+    ),
+    Edit(
+        path="horovod/common/gloo/http_store.h",
+        old='#include "HTTPRequest.hpp"\n',
+        new='#include <cstdlib>\n#include <string>\n\n#include "HTTPRequest.hpp"\n',
+        why="std::getenv for the token.",
+    ),
+    Edit(
+        path="horovod/torch/adapter_v2.h",
+        old="#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        new="#include <torch/types.h>\n",
+        why=(
+            "Only tensors are used here. The two headers bring in the whole C++ front end (layers, optimizers, data "
+            "loaders), two thirds of the compile time."
+        ),
+    ),
+    Edit(
+        path="horovod/torch/mpi_ops_v2.cc",
+        old="#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        new="#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n",
+        why="As above; tensors, and their conversion from and to Python.",
+    ),
+)
+
+
+def apply_edit(root: Path, edit: Edit) -> None:
+    """Make one edit under ``root``. Raises BuildError unless the text is there exactly once."""
+    path = root / edit.path
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BuildError(f"cannot edit {edit.path}: {error.strerror}. Is this Horovod 0.28.1's source?") from error
+    count = text.count(edit.old)
+    if count != 1:
+        first = edit.old.strip().splitlines()[0]
+        raise BuildError(
+            f"cannot edit {edit.path}: the text to replace is there {count} times instead of once ({first!r}). "
+            "Is this the unchanged source of Horovod 0.28.1?"
+        )
+    path.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+
+
+def apply_all(root: Path, edits: tuple[Edit, ...] = EDITS) -> None:
+    """Make every edit under ``root``, in order."""
+    for edit in edits:
+        apply_edit(root, edit)
+
+
+def features(edits: tuple[Edit, ...] = EDITS) -> list[str]:
+    """What the edited Horovod can do that the released one cannot, sorted."""
+    return sorted({edit.feature for edit in edits if edit.feature is not None})
+
+
+def fingerprint(edits: tuple[Edit, ...] = EDITS) -> str:
+    """Changes whenever the outcome of an edit may change; not when only a reason is reworded."""
+    digest = hashlib.sha256()
+    for edit in edits:
+        digest.update(repr((edit.path, edit.old, edit.new, edit.feature)).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,277 @@
+"""What is compiled and how: the list of source files, their flags, and the link lines.
+
+Horovod's own CMake project is not used. It imports torch eight times and TensorFlow once to find their directories
+(half a minute), compiles Horovod's common sources and Gloo once per framework, and needs CMake. Here the common sources
+and Gloo are compiled once, each file is one compiler command, and the two extensions are linked from the same objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.horovod_build.frameworks import Framework, cxx11_abi
+from hvdtrain.horovod_build.toolchain import Cuda, Mpi, Nccl
+
+# Files are compiled in groups, as if they were one: most of a file's time goes into the same headers (Eigen and boost
+# through global_state.h, the frameworks' own), so that twenty files together take little longer than five apart.
+# Two groups of about the same length for the core, so that two cores finish together.
+_CORE = """
+operations process_set message parameter_manager response_cache stall_inspector tensor_queue controller
+utils/env_parser common
+""".split()
+_OPERATIONS = """
+ops/collective_operations ops/operation_manager ops/gloo_operations gloo/gloo_context gloo/gloo_controller
+gloo/http_store gloo/memory_store fusion_buffer_manager group_table half logging thread_pool timeline
+""".split()
+_MPI = "mpi/mpi_context mpi/mpi_controller ops/mpi_operations ops/adasum/adasum_mpi ops/adasum_mpi_operations".split()
+_TUNER = "optim/bayesian_optimization optim/gaussian_process".split()
+_CUDA = "ops/cuda_operations ops/gpu_operations nvtx_op_range".split()
+_CUDA_MPI = ["ops/mpi_gpu_operations"]
+_NCCL = ["ops/nccl_operations"]
+_NCCL_MPI = ["ops/adasum_gpu_operations"]
+# Only what Horovod calls; Gloo's other collectives, stores and transports are left out.
+_GLOO = """
+algorithm allgather allgatherv alltoall alltoallv barrier broadcast context gather gatherv types common/logging common/linux
+rendezvous/context rendezvous/prefix_store rendezvous/store transport/address transport/buffer transport/device
+transport/context transport/unbound_buffer transport/pair transport/tcp/address transport/tcp/buffer
+transport/tcp/context transport/tcp/device transport/tcp/error transport/tcp/loop transport/tcp/socket
+transport/tcp/unbound_buffer transport/tcp/pair
+""".split()
+_GLOO_MPI = ["mpi/context"]
+_GLOO_ALONE = ["allreduce"]  # names a type like one in the headers of the others
+_TORCH = "mpi_ops_v2 adapter_v2 cuda_util handle_manager ready_event".split()
+
+_BOOST = "assert config core detail iterator lockfree mpl parameter predef preprocessor static_assert type_traits utility"
+
+_BASE = (
+    "-fPIC", "-pthread", "-DNDEBUG", "-DEIGEN_MPL2_ONLY=1", "-DHAVE_GLOO=1", "-w",
+    # Since gcc 13 the standard headers no longer bring <cstdint> along; several files of Horovod and Gloo use it.
+    "-include", "cstdint",
+)  # fmt: skip
+# Horovod's Eigen and TensorFlow's differ in version and would meet in one library: give ours another name.
+_OWN_EIGEN = ("-DEigen=horovod_eigen",)
+_OPTIMISE = "-O3"
+# Argument parsing around a call into the framework, and the parameter tuner, which runs once in many steps: nothing
+# that a higher level could speed up, and slow to compile.
+_OPTIMISE_LITTLE = "-O1"
+
+# Where TensorFlow's wheels have kept what mpi_ops.cc calls, over the versions.
+_TENSORFLOW_LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2", "_pywrap_tensorflow_internal.so",
+                         "lib_pywrap_tensorflow_common.so")  # fmt: skip
+
+# The CUDA architectures a data centre may have, by the toolkit that still or already knows them.
+_CUDA_ARCHITECTURES = ((70, 0, 12), (75, 0, 99), (80, 11, 99), (90, 12, 99), (100, 13, 99))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One compiler call: ``command`` makes ``output`` from ``source``, a file that only includes ``members``.
+
+    ``seconds`` is its CPU time on one core (AMD EPYC, gcc 12.2): for the order, and for the time to say at the start.
+    """
+
+    name: str
+    source: str
+    members: tuple[str, ...]
+    output: str
+    command: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """One linker call, after all units; ``install`` is the library's place in the wheel."""
+
+    output: str
+    install: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a build uses, as found by the toolchain module."""
+
+    frameworks: tuple[Framework, ...]
+    compiler: tuple[str, ...]
+    compiler_version: str
+    python_include: Path
+    extension_suffix: str
+    cpu_flags: tuple[str, ...]
+    mpi: Mpi | None = None
+    cuda: Cuda | None = None
+    nccl: Nccl | None = None
+
+
+def cxx_standard(framework: Framework) -> str:
+    """The C++ standard a framework's headers need."""
+    if framework.name == "torch" and framework.release >= (2, 14):
+        return "c++20"  # std::strong_ordering
+    return "c++17"
+
+
+def plan(tools: Tools) -> tuple[list[Unit], list[Link]]:
+    """Every compiler call for ``tools``, relative to the root of Horovod's source, longest first, and the links."""
+    units: dict[str, Unit] = {}
+    links: list[Link] = []
+    for framework in tools.frameworks:
+        abi = cxx11_abi(framework)
+        mine = [*_common_units(tools, abi), *_framework_units(tools, framework, abi)]
+        units.update((unit.output, unit) for unit in mine)
+        links.append(_link(tools, framework, [unit.output for unit in mine]))
+    return sorted(units.values(), key=lambda unit: -unit.seconds), links
+
+
+def _common_units(tools: Tools, abi: int) -> list[Unit]:
+    mpi = tools.mpi is not None
+    shared = [*_definitions(tools), *_includes(), "-std=c++17"]
+    own = [_OPTIMISE, *shared, "-Ithird_party/eigen", *_OWN_EIGEN]
+    tuner = [_OPTIMISE_LITTLE, *own[1:]]
+    gloo = [_OPTIMISE, *shared]
+    gpu = (_CUDA + _CUDA_MPI * mpi) if tools.cuda is not None else []
+    gpu += (_NCCL + _NCCL_MPI * mpi) if tools.nccl is not None else []
+    groups = [
+        ("core", "horovod/common", _CORE, own, 16.0),
+        ("operations", "horovod/common", _OPERATIONS + _MPI * mpi, own, 16.0),
+        ("tuner", "horovod/common", _TUNER, tuner, 7.0),
+        ("GPU operations", "horovod/common", gpu, own, 12.0),
+        ("gloo", "third_party/gloo/gloo", _GLOO + _GLOO_MPI * mpi, gloo, 8.0),
+        ("gloo allreduce", "third_party/gloo/gloo", _GLOO_ALONE, gloo, 2.0),
+    ]
+    found = [_unit(tools, abi, *group) for group in groups if group[2]]
+    if tools.cuda is not None:
+        found.append(_kernel_unit(tools, tools.cuda, abi))
+    return found
+
+
+def _framework_units(tools: Tools, framework: Framework, abi: int) -> list[Unit]:
+    flags = [_OPTIMISE_LITTLE, f"-std={cxx_standard(framework)}", *_definitions(tools), *_includes()]
+    if framework.name == "torch":
+        include = framework.path / "include"
+        flags += ["-Ithird_party/eigen", *_OWN_EIGEN]
+        flags += _system(include, include / "torch" / "csrc" / "api" / "include", tools.python_include)
+        return [_unit(tools, abi, "torch", "horovod/torch", _TORCH, flags, 18.0)]
+    major, minor = framework.release
+    flags += [f"-DTENSORFLOW_VERSION={major * 1_000_000_000 + minor * 1_000_000}", "-DEIGEN_MAX_ALIGN_BYTES=64"]
+    flags += _system(framework.path / "include")
+    # Not xla_mpi_ops.cc: it needs XLA headers that TensorFlow's wheel no longer ships complete.
+    return [_unit(tools, abi, "tensorflow", "horovod/tensorflow", ["mpi_ops"], flags, 40.0)]
+
+
+def _definitions(tools: Tools) -> list[str]:
+    found = []
+    if tools.mpi is not None:
+        found += ["-DHAVE_MPI=1", *tools.mpi.compile_flags]
+    if tools.cuda is not None:
+        found += ["-DHAVE_CUDA=1", "-DHAVE_GPU=1", "-DHAVE_NVTX=1"]
+        found += _system(tools.cuda.home / "include")
+    if tools.nccl is not None:
+        # 78 is 'N': Horovod compares the first letter of the library's name.
+        operations = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+        found += ["-DHAVE_NCCL=1", *(f"-DHOROVOD_GPU_{name}=78" for name in operations)]
+        found += _system(tools.nccl.include)
+    return found
+
+
+def _includes() -> list[str]:
+    folders = [f"third_party/boost/{name}/include" for name in _BOOST.split()]
+    folders += ["third_party/HTTPRequest/include", "third_party/lbfgs/include", "third_party/flatbuffers/include"]
+    return [f"-I{folder}" for folder in [*folders, "third_party/gloo"]]
+
+
+def _system(*folders: Path) -> list[str]:
+    return [word for folder in folders for word in ("-isystem", str(folder))]
+
+
+def _unit(
+    tools: Tools, abi: int, name: str, folder: str, files: list[str], flags: list[str], seconds: float
+) -> Unit:
+    stem = f"build/abi{abi}/{name.replace(' ', '_')}"
+    members = tuple(f"{folder}/{file}.cc" for file in files)
+    command = (*tools.compiler, *_BASE, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *tools.cpu_flags, *flags,
+               "-I.", "-c", f"{stem}.cc", "-o", f"{stem}.o")  # fmt: skip
+    return Unit(name, f"{stem}.cc", members, f"{stem}.o", command, seconds)
+
+
+def _kernel_unit(tools: Tools, cuda: Cuda, abi: int) -> Unit:
+    source = "horovod/common/ops/cuda/cuda_kernels.cu"
+    output = f"build/abi{abi}/{source.removesuffix('.cu')}.o"
+    major = int(cuda.version.split(".")[0])
+    known = [number for number, first, last in _CUDA_ARCHITECTURES if first <= major <= last]
+    code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
+    # PTX of the newest, which the driver compiles for GPUs that came later.
+    code.append(f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
+    command = (str(cuda.nvcc), "-O3", "-std=c++17", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+               "-ccbin", tools.compiler[0], *code, "-c", source, "-o", output)  # fmt: skip
+    return Unit("CUDA kernels", source, (), output, command, 8.0 * len(known))
+
+
+def _link(tools: Tools, framework: Framework, objects: list[str]) -> Link:
+    name = "mpi_lib_v2" if framework.name == "torch" else "mpi_lib"
+    install = f"horovod/{framework.name}/{name}{tools.extension_suffix}"
+    output = f"build/{install}"
+    command = [*tools.compiler, "-shared", "-pthread", "-s", *objects, "-o", output]
+    command += ["-Wl,--version-script=horovod.lds", "-Wl,-Bsymbolic-functions", "-Wl,-z,relro,-z,now"]
+    command += _libraries(framework, with_cuda=tools.cuda is not None)
+    if tools.mpi is not None:
+        command += tools.mpi.link_flags
+        command += [f"-Wl,-rpath,{_run_path(folder)}" for folder in tools.mpi.library_dirs]
+    if tools.cuda is not None:
+        folder = tools.cuda.home / "lib64"
+        command += [f"-L{folder}", f"-L{tools.cuda.home / 'lib'}", "-lcudart_static", "-lrt"]
+    if tools.nccl is not None:
+        command += [str(tools.nccl.library), "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"]
+        command += [f"-Wl,-rpath,{tools.nccl.library.parent}"]
+    # Gloo looks interface addresses up; dlopen is NVTX's.
+    return Link(output, install, (*command, "-ldl"))
+
+
+def _run_path(folder: str) -> str:
+    # An MPI inside the environment is named relative to the extension: the wheel is kept and also fits the next
+    # environment with the same versions.
+    if not Path(folder).is_relative_to(sys.prefix):
+        return folder
+    extension = Path(sysconfig.get_paths()["platlib"]) / "horovod" / "torch"
+    return "$ORIGIN/" + os.path.relpath(folder, extension)
+
+
+def _libraries(framework: Framework, with_cuda: bool) -> list[str]:
+    if framework.name == "torch":
+        names = ["c10", "torch", "torch_cpu", "torch_python"]
+        names += ["c10_cuda", "torch_cuda"] if with_cuda else []
+        folder = framework.path / "lib"
+        # The framework is imported first and its libraries are then found by name; the path is for tools like ldd.
+        return [f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in names), "-Wl,--as-needed",
+                "-Wl,-rpath,$ORIGIN/../../torch/lib"]  # fmt: skip
+    # By name, not by path: some have no soname, and a path would be recorded as it is on this machine.
+    flags = ["-Wl,--no-as-needed"]
+    for folder in (framework.path, framework.path / "python"):
+        names = [name for name in _TENSORFLOW_LIBRARIES if (folder / name).is_file()]
+        flags += [f"-L{folder}", *(f"-l:{name}" for name in names)]
+    return [*flags, "-Wl,--as-needed", "-Wl,-rpath,$ORIGIN/../../tensorflow:$ORIGIN/../../tensorflow/python"]
+
+
+def gloo_config(template: str, with_mpi: bool) -> str:
+    """Gloo's ``config.h`` from its template: TCP is the only transport."""
+    values = {"MAJOR": "0", "MINOR": "5", "PATCH": "0"}
+    on = {"GLOO_HAVE_TRANSPORT_TCP"} | ({"GLOO_USE_MPI"} if with_mpi else set())
+    lines = []
+    for line in template.splitlines():
+        if line.startswith("#cmakedefine01 "):
+            name = line.split()[1]
+            line = f"#define {name} {int(name in on)}"
+        for part, value in values.items():
+            line = line.replace(f"@GLOO_VERSION_{part}@", value)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def fingerprint() -> str:
+    """Changes whenever the recipe above may give another library."""
+    parts = (_CORE, _OPERATIONS, _TUNER, _MPI, _CUDA, _CUDA_MPI, _NCCL, _NCCL_MPI, _GLOO, _GLOO_MPI, _GLOO_ALONE,
+             _TORCH, _BASE, _OWN_EIGEN, _OPTIMISE, _OPTIMISE_LITTLE, _CUDA_ARCHITECTURES)  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,5 @@
+import sys
+
+from hvdtrain.launch.cli import main
+
+sys.exit(main())

@@ -1,0 +1,100 @@
+"""`python -m hvdtrain.launch -n 4 JOB ...`: start a world of ranks and record how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from hvdtrain import record
+from hvdtrain.errors import UserError, nearest
+from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
+from hvdtrain.launch.session import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
+from hvdtrain.paths import find_job
+
+#: A world that was told to stop ends with 128 + the signal's number.
+_CANCELLED = {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
+
+
+def choose(name: str, ranks: int) -> Launcher:
+    """The launcher called `name`; `auto` takes none for one rank and our local starter for more.
+
+    Raises:
+        UserError: unknown name, or the command it needs is not on the PATH.
+    """
+    if name == "auto":
+        # Measured beside mpirun in bench/launchers.py: with as many ranks as cores they are level, with more ranks
+        # than cores MPI's busy waiting makes it several times slower.
+        name = "none" if ranks == 1 else "local"
+    if name not in REGISTRY:
+        raise UserError(f'no launcher "{name}"; legal are auto, {", ".join(REGISTRY)}{nearest(name, REGISTRY)}')
+    if name == "none" and ranks > 1:
+        raise UserError(f"launcher none starts one rank, not {ranks}; leave --launcher out")
+    launcher = REGISTRY[name]
+    needed = launcher.command(Request(1, ["true"]))[0]
+    if shutil.which(needed) is None:
+        raise UserError(f'launcher {name} needs "{needed}", which is not on the PATH; leave --launcher out to start ranks here')
+    return launcher
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line. Returns the exit status of the world."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hvdtrain.launch",
+        description="Start N ranks of a job on this machine, or on the nodes of the SLURM allocation around this command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
+    parser.add_argument("--launcher", default="auto", help=f"auto, {', '.join(REGISTRY)}")
+    parser.add_argument("--cpus-per-task", type=int, default=1, help="threads of each rank (default 1)")
+    parser.add_argument("--run-dir", type=Path, help="folder for epochs.jsonl, result.json and the ranks' logs")
+    parser.add_argument("--stall-timeout", type=float, help="seconds without progress of any rank that end the run")
+    parser.add_argument("--connect-timeout", type=float, help="seconds to wait for all ranks at the start")
+    parser.add_argument("job", help="name of a job, or a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.ranks < 1:
+            raise UserError(f"-n {arguments.ranks}: a world has at least one rank")
+        job = find_job(arguments.job)
+        launcher = choose(arguments.launcher, arguments.ranks)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    options = {STALL_TIMEOUT_VARIABLE: arguments.stall_timeout, CONNECT_TIMEOUT_VARIABLE: arguments.connect_timeout}
+    environment = {**os.environ, **{name: str(value) for name, value in options.items() if value is not None}}
+    environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))
+    if arguments.run_dir is not None:
+        arguments.run_dir.mkdir(parents=True, exist_ok=True)
+        environment[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
+    command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
+    status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment)
+    if arguments.run_dir is not None:
+        outcome = "completed" if status == 0 else "cancelled" if status in _CANCELLED else "failed"
+        record.finish(arguments.run_dir, outcome, status, _reason(status))
+    return status
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run to the end, passing signals on: whoever stops us means the ranks."""
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+    status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _reason(status: int) -> str:
+    if status > 128:
+        return f"ended by signal {signal.Signals(status - 128).name}"
+    return "" if status == 0 else f"exit status {status}"

@@ -1,0 +1,93 @@
+"""The commands that start ranks, by name. Each turns the command of one rank into the command of a world."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Command = list[str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to start: `ranks` times `command`, each with `cpus` cores.
+
+    `nodes` is None inside an allocation that fixes it already (a batch script).
+    """
+
+    ranks: int
+    command: Sequence[str]
+    cpus: int = 1
+    nodes: int | None = None
+
+
+class Launcher:
+    """Base of all launchers. `name` is what --launcher takes and what World.launcher says."""
+
+    name: str
+    about: str
+
+    def command(self, request: Request) -> Command:
+        """The argument vector that starts the world."""
+        raise NotImplementedError
+
+
+class Alone(Launcher):
+    """One rank, no launcher."""
+
+    name, about = "none", "one rank, without Horovod"
+
+    def command(self, request: Request) -> Command:
+        return list(request.command)
+
+
+class Local(Launcher):
+    """Our own starter: ranks on this machine under Gloo."""
+
+    name, about = "local", "ranks on this machine, Gloo"
+
+    def command(self, request: Request) -> Command:
+        starter = [sys.executable, "-m", "hvdtrain.launch.local", "-n", str(request.ranks), "--cpus", str(request.cpus)]
+        return [*starter, "--", *request.command]
+
+
+class Mpirun(Launcher):
+    """Open MPI's mpirun: ranks on this machine, or on the nodes of an allocation that it knows."""
+
+    name, about = "mpirun", "Open MPI's mpirun"
+
+    def command(self, request: Request) -> Command:
+        # More ranks than cores is the user's decision, said by submit; binding would put several on one core.
+        options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+        return ["mpirun", "-n", str(request.ranks), *options, *request.command]
+
+
+class Gloo(Launcher):
+    """Plain srun; rank 0 hosts the rendezvous."""
+
+    name, about = "gloo", "srun, our rendezvous on rank 0"
+
+    def command(self, request: Request) -> Command:
+        return [*_srun(request), *request.command]
+
+
+class Pmix(Launcher):
+    """srun with PMIx; Horovod uses MPI."""
+
+    name, about = "pmix", "srun --mpi=pmix, Horovod with MPI"
+
+    def command(self, request: Request) -> Command:
+        return [*_srun(request), "--mpi=pmix", *request.command]
+
+
+def _srun(request: Request) -> Command:
+    # --cpus-per-task given to sbatch is not inherited by srun since Slurm 22.05.
+    options = ["--kill-on-bad-exit=1", f"--cpus-per-task={request.cpus}"]
+    if request.nodes is not None:
+        # Only this pair fixes the layout: --ntasks alone may put 3 + 1 on two nodes.
+        options += [f"--nodes={request.nodes}", f"--ntasks-per-node={request.ranks // request.nodes}"]
+    return ["srun", *options]
+
+
+REGISTRY: Mapping[str, Launcher] = {each.name: each for each in (Alone(), Local(), Mpirun(), Gloo(), Pmix())}

@@ -1,0 +1,147 @@
+"""Start N ranks on this machine and see to it that they end together.
+
+    python -m hvdtrain.launch.local -n 4 -- python train.py
+
+Each rank gets its place in HOROVOD_ variables and a process group of its own; when one fails, the others have a few
+seconds to end by themselves (their watchdogs know), then they are killed, with whatever they started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
+
+#: Survivors of a failure end by themselves in about three seconds; after this they are killed.
+GRACE_SECONDS = 7.0
+#: After SIGTERM or Ctrl-C ranks may still be writing a checkpoint.
+STOP_SECONDS = 10.0
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    status: int | None = None
+    ended: float | None = None
+    killed: bool = False
+
+
+def rank_environment(rank: int, size: int, cpus: int, rendezvous: str, launch_id: str) -> dict[str, str]:
+    """What distinguishes one rank's environment from the starter's own."""
+    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    environment = {f"HOROVOD_{name}": str(value) for name, value in place.items()}
+    # Frameworks take every core each by default: two ranks on two cores would then run four threads.
+    environment |= {name: os.environ.get(name, str(cpus)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return environment | {
+        "HVDTRAIN_LAUNCHER": "local",
+        "HVDTRAIN_LAUNCH_ID": launch_id,
+        "HVDTRAIN_RENDEZVOUS_DIR": rendezvous,
+        "HVDTRAIN_STARTER_PID": str(os.getpid()),
+    }
+
+
+def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
+    """Run `size` ranks of `command` to their end.
+
+    Returns:
+        0 if all ended well; else the status of the rank that failed first (128 + n for signal n).
+    """
+    rendezvous, launch_id = tempfile.mkdtemp(prefix="hvdtrain-"), secrets.token_hex(8)
+    stop = _StopRequest()
+    ranks: list[_Rank] = []
+    try:
+        for number in range(size):
+            environment = {**os.environ, **rank_environment(number, size, cpus, rendezvous, launch_id)}
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+            ranks.append(_Rank(number, process))
+        _mind(ranks, stop)
+    finally:
+        for rank in ranks:
+            _kill(rank)
+        shutil.rmtree(rendezvous, ignore_errors=True)
+    return stop.status or _status(ranks)
+
+
+class _StopRequest:
+    """Remembers SIGTERM and SIGINT instead of dying of them: the ranks must be ended first."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.status = 128 + number
+
+
+def _mind(ranks: list[_Rank], stop: _StopRequest) -> None:
+    """Return when every rank has ended, by itself or by us."""
+    deadline: float | None = None
+    told = False
+    while any(rank.status is None for rank in ranks):
+        for rank in ranks:
+            if rank.status is None and (status := rank.process.poll()) is not None:
+                rank.status, rank.ended = status, time.monotonic()
+                if status != 0 and deadline is None:
+                    deadline = time.monotonic() + GRACE_SECONDS
+        if stop.status and not told:
+            told, deadline = True, time.monotonic() + STOP_SECONDS
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    rank.process.send_signal(signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            for rank in ranks:
+                rank.killed = rank.killed or rank.status is None
+                _kill(rank)
+        time.sleep(0.02)
+
+
+def _kill(rank: _Rank) -> None:
+    """End what is left of a rank's process group: itself, and loader workers that outlived it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.process.pid, signal.SIGKILL)
+
+
+def _status(ranks: list[_Rank]) -> int:
+    """Status of the rank to blame; says on stderr which it was, if it was not a rank that speaks for itself."""
+    failed = [rank for rank in ranks if rank.status]
+    if not failed:
+        return 0
+    own = [rank for rank in failed if rank.status != ENDED_BY_ANOTHER and not rank.killed]
+    first = min(own or [rank for rank in failed if rank.killed] or failed, key=lambda rank: rank.ended or 0.0)
+    assert first.status is not None
+    if first.killed:
+        print(f"hvdtrain: rank {first.number} did not end by itself and was killed", file=sys.stderr)
+    elif first.status < 0:
+        print(f"hvdtrain: rank {first.number} was killed by {signal.Signals(-first.status).name}", file=sys.stderr)
+    return first.status if first.status > 0 else 128 - first.status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of the starter."""
+    parser = argparse.ArgumentParser(prog="python -m hvdtrain.launch.local", description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, required=True, help="number of ranks")
+    parser.add_argument("--cpus", type=int, default=1, help="threads of each rank (default 1)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command of one rank")
+    arguments = parser.parse_args(argv)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command or arguments.n < 1 or arguments.cpus < 1:
+        parser.error("give -n N (at least 1), and after -- the command of one rank")
+    return start(arguments.n, command, arguments.cpus)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

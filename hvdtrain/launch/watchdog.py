@@ -1,0 +1,131 @@
+"""The thread on every rank that tells rank 0 how far it is, and ends the process when the world has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from hvdtrain.launch.control import GONE_SECONDS, Supervisor, Verdict
+from hvdtrain.launch.rendezvous import Client
+
+#: Exit status of a rank that ended only because another one did. The local starter looks for a different one to blame.
+ENDED_BY_ANOTHER = 76
+INTERVAL_SECONDS = 0.5
+#: A file descriptor of the job's own stderr, set by `hvdtrain.run` when it sends a rank's output to a file.
+JOB_STDERR_VARIABLE = "HVDTRAIN_JOB_STDERR"
+
+
+class Watchdog:
+    """Beats for one rank. On rank 0 it also minds the clock of the world, through `supervisor`.
+
+    The main thread reports by `step`, `activity` and `waiting`; plain attributes, so that reporting costs nothing.
+    """
+
+    def __init__(self, rank: int, node: str, client: Client, stall_timeout: float, supervisor: Supervisor | None) -> None:
+        self.step = 0
+        self.beats = 0
+        self.activity = "starting"
+        self.waiting = False
+        self._rank = rank
+        self._node = node
+        self._client = client
+        self._stall_timeout = stall_timeout
+        self._supervisor = supervisor
+        self._main = threading.main_thread().ident
+        self._stop = threading.Event()
+        self._silent_since: float | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._watch, name="hvdtrain-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            verdict = self._supervisor.check() if self._supervisor else None
+            verdict = self._beat() or verdict
+            if verdict is not None:
+                self.end(verdict)
+            if self._closing:
+                return
+
+    def _beat(self) -> Verdict | None:
+        try:
+            answer = self._client.send(
+                "beat", node=self._node, step=self.step, beats=self.beats, activity=self.activity, waiting=self.waiting
+            )
+            if answer.get("stack"):
+                self._client.send("stack", stack=self._stack())
+        except ConnectionError as error:
+            return self._unanswered(frozen=isinstance(error.__cause__, TimeoutError))
+        self._silent_since = None
+        # Rank 0 leaves: whoever is left finishes on its own.
+        self._closing = answer["state"] == "closing"
+        return Verdict(**answer["verdict"]) if answer["state"] == "end" else None
+
+    def _unanswered(self, frozen: bool) -> Verdict | None:
+        """Rank 0 did not answer: is it dead (its port is closed), or frozen (its kernel still listens)?"""
+        if self._stop.is_set():
+            return None
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        silent = now - self._silent_since
+        if not frozen and silent > GONE_SECONDS:
+            return Verdict(0, "rank 0 died without a word (killed, out of memory, or crashed in native code)")
+        if frozen and self._stall_timeout and silent > self._stall_timeout:
+            return Verdict(0, f"rank 0 has not answered for {silent:.0f} s: frozen, or stuck in native code")
+        return None
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._main or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+
+    def end(self, verdict: Verdict) -> NoReturn:
+        """Say why, once for the world, and end this process without asking anybody's leave: the main thread may never return."""
+        # Rank 0 speaks for all; if it is the one that died, the next one does.
+        speaker = 1 if verdict.rank == 0 else 0
+        if self._rank == speaker:
+            say(f"{verdict.reason}; ending all {'other ' if verdict.rank else ''}ranks")
+            if verdict.details:
+                say(verdict.details)
+        elif self._rank != verdict.rank:
+            print(f"hvdtrain: {verdict.reason}", file=sys.stderr)
+        if self._supervisor:
+            wait_until(self._supervisor.all_left, seconds=3.0)
+        leave(ENDED_BY_ANOTHER)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now with its output flushed, without interpreter shutdown: Horovod's would wait for dead ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        # A full disk or a closed pipe must not keep the process alive.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def say(text: str) -> None:
+    """A line for the person who reads the job's own output, whatever file this rank's stderr goes to."""
+    data = "".join(f"hvdtrain: {line}\n" for line in text.rstrip().splitlines()).encode()
+    try:
+        os.write(int(os.environ.get(JOB_STDERR_VARIABLE, "2")), data)
+    except OSError:
+        print(data.decode(), file=sys.stderr)
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    """Return when `done()` is true, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,138 @@
+"""`python -m hvdtrain.run JOB ...`: one rank of a job, under srun, mpirun, our starter, or alone.
+
+Adds to `python JOB` what a recorded run needs: logs of its own for ranks other than 0, an end when its starter dies,
+and `result.json`. The job itself needs none of this and runs as a plain script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdtrain import launch, record, world
+from hvdtrain.errors import Diverged, UserError
+from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
+from hvdtrain.paths import find_job
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line. Returns the exit status of this rank."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hvdtrain.run",
+        description="Run one rank of a job. Start several with srun, mpirun, or python -m hvdtrain.launch -n N.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--run-dir", type=Path, help=f"folder for the records (default: ${record.RUN_DIR_VARIABLE})")
+    parser.add_argument("job", help="name of a job, or a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")
+    arguments = parser.parse_args(argv)
+    try:
+        job = find_job(arguments.job)
+        rank = world.detect().rank
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.run_dir is not None:
+        os.environ[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
+    _end_with_starter()
+    _own_log(rank)
+    sys.argv = [str(job), *arguments.arguments]
+    # As `python JOB` would: the job imports what lies beside it.
+    sys.path.insert(0, str(job.parent))
+    status, outcome, reason = _run(job)
+    folder = record.run_dir()
+    if folder is not None and rank == 0:
+        record.finish(folder, outcome, status, reason)
+    return status
+
+
+def _run(job: Path) -> tuple[int, str, str]:
+    """Run the job; returns exit status, record status and reason. In a world of several a failure ends the process here."""
+    try:
+        runpy.run_path(str(job), run_name="__main__")
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if status == 0:
+            return 0, "completed", ""
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        _end_world(UserError(f"the job ended with exit status {status}"), status)
+        return status, "failed", f"the job ended with exit status {status}"
+    except UserError as error:
+        outcome = "diverged" if isinstance(error, Diverged) else "failed"
+        _end_world(error, 1, outcome)
+        print(f"error: {error}", file=sys.stderr)
+        return (1 if outcome == "diverged" else 2), outcome, str(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT, "cancelled", "interrupted"
+    except Exception as error:  # noqa: BLE001 - the job is the user's code: whatever it raises is reported and recorded
+        _end_world(_from_job(error, job), 1)
+        traceback.print_exception(_from_job(error, job))
+        return 1, "failed", "".join(traceback.format_exception_only(error)).strip()
+    return 0, "completed", ""
+
+
+def _from_job(error: Exception, job: Path) -> Exception:
+    """The same error with its traceback beginning in the job's file: our own frames tell its author nothing."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(job):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def _end_world(error: BaseException, status: int, outcome: str = "failed") -> None:
+    """End all ranks of a world of several, and this process; returns when this is the only rank."""
+    session = launch.active
+    if session is None or session.world.size == 1:
+        return
+    folder = record.run_dir()
+    if getattr(error, "agreed", False):
+        # Every rank raises the same: rank 0 says it, and they leave together.
+        if session.world.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+            if folder is not None:
+                record.finish(folder, outcome, status, str(error))
+        session.close()
+        leave(status)
+    if folder is not None and session.world.rank == 0 and type(error).__name__ != "HorovodInternalError":
+        record.finish(folder, outcome, status, "".join(traceback.format_exception_only(error)).strip())
+    session.fail(error)
+
+
+def _end_with_starter() -> None:
+    """Ask the kernel to end this rank when the starter dies, even of SIGKILL: nothing may stay behind."""
+    starter = os.environ.get("HVDTRAIN_STARTER_PID")
+    if starter is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(starter):
+        sys.exit("the starter of this rank is gone")
+
+
+def _own_log(rank: int) -> None:
+    """Send output of ranks other than 0 to `log/rank-<r>.log`; the job's own stderr stays open for last words."""
+    folder = record.run_dir()
+    if folder is None or rank == 0:
+        return
+    log = folder / "log" / f"rank-{rank}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    os.environ[JOB_STDERR_VARIABLE] = str(os.dup(2))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

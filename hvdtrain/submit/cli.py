@@ -1,0 +1,149 @@
+"""`hvdtrain submit`: from the command line to run folders."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.errors import UserError, run_cli
+from hvdtrain.submit import options
+
+if TYPE_CHECKING:
+    from hvdtrain.submit.cell import Cell
+    from hvdtrain.submit.request import Request
+    from hvdtrain.submit.study import Plan
+    from hvdtrain.submit.transports import Transport
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status: 0 all cells succeeded, 1 some did not, 2 the request was wrong."""
+    return run_cli(_submit, argv)
+
+
+def _submit(argv: Sequence[str]) -> int:
+    given = options.parse(list(argv))
+    # Below this line --help is answered already; what it does not need is imported only now.
+    from hvdtrain.submit import grid, request, transports
+
+    transport = transports.choose(given)
+    wanted = request.read(given, transport.name, Path.cwd())
+    if wanted.dry_run:
+        cells, notes = grid.expand(wanted.grid, wanted.common, transport.shape)
+        _say(notes, sys.stderr)
+        _print_scripts(cells, transport, wanted)
+        return 0
+    grid.expand(wanted.grid, wanted.common, transport.shape)  # mistakes of the request come before those of the machine
+    notes = transport.look(wanted)
+    cells, more = grid.expand(wanted.grid, wanted.common, transport.shape)
+    try:
+        return _run(list(argv), cells, [*more, *notes], transport, wanted)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise UserError(_cannot_write(error, wanted.folder)) from error
+
+
+def _cannot_write(error: OSError, folder: Path) -> str:
+    return f"cannot write {error.filename or folder}: {error.strerror}"
+
+
+def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transport, request: Request) -> int:
+    from hvdtrain.submit import study
+    from hvdtrain.submit.lock import NAME, StudyLock
+
+    folder = request.folder
+    study.read_known(folder)  # before anything is created
+    with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as undo:
+            study.make_folder(folder, undo)
+            lock = held.enter_context(StudyLock(folder))
+            if not (folder / "study.json").exists():
+                undo.callback((folder / NAME).unlink, missing_ok=True)
+            plan = study.plan(cells, study.read_known(folder), folder.name, retry_failed=request.retry_failed)
+            facts = _facts(argv, request)
+            study.create(folder, plan.run, lambda cell: transport.script(cell, request), facts, undo)
+            undo.pop_all()
+        _say([*notes, *plan.notes], sys.stdout)
+        _announce(plan, folder)
+        try:
+            to_the_end = transport.run(request, plan, lock)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            # The request was right: what ended until now is recorded, and the study is as after Ctrl-C.
+            print(
+                f"error: stopped: {_cannot_write(error, folder)}; repaired, the same command goes on", file=sys.stderr
+            )
+            return 1
+    succeeded = _summarize(plan, request, to_the_end)
+    if request.then_report and to_the_end:
+        succeeded = _report(folder) and succeeded
+    return 0 if succeeded and to_the_end else 1
+
+
+def _facts(argv: list[str], request: Request) -> dict[str, Any]:
+    from hvdtrain.submit import provenance
+
+    return {
+        "argv": argv,
+        "directory": str(request.directory),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "git": provenance.code(request.common.job.path),
+        "versions": provenance.versions(),
+    }
+
+
+def _say(notes: Sequence[str], stream: Any) -> None:
+    for note in notes:
+        print(f"note: {note}", file=stream, flush=True)
+
+
+def _print_scripts(cells: Sequence[Cell], transport: Transport, request: Request) -> None:
+    for cell in cells:
+        text = f"#### {cell.name}: {request.cell_folder(cell.name) / 'script.sh'}\n{transport.script(cell, request)}"
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.buffer.flush()
+
+
+def _announce(plan: Plan, folder: Path) -> None:
+    parts = [f"{len(plan.run)} to run"]
+    parts += [f"{len(plan.finished)} finished already"] if plan.finished else []
+    parts += [f"{len(plan.failed)} failed before (--retry-failed runs them again)"] if plan.failed else []
+    total = len(plan.cells)
+    print(f"study {folder}: {total} cell{'' if total == 1 else 's'}: {', '.join(parts)}", flush=True)
+
+
+def _summarize(plan: Plan, request: Request, to_the_end: bool) -> bool:
+    """Print the table and what to type next; whether every cell of the grid has completed."""
+    from hvdtrain import record
+    from hvdtrain.submit import status, summary
+
+    cells = [record.read_cell(request.cell_folder(cell.name)) for cell in plan.cells]
+    states = [status.state(cell, in_use=False) for cell in cells]
+    print()
+    summary.print_table([summary.row(cell, state) for cell, state in zip(cells, states, strict=True)])
+    print()
+    for name in plan.failed:
+        result = record.read_json(request.cell_folder(name) / "result.json") or {}
+        print(f"{name} {result.get('status')} in an earlier call: {result.get('reason')}")
+    if not to_the_end:
+        print("stopped; the same command goes on with the cells that have not completed")
+    elif set(states) - {"completed"}:
+        print("the same command with --retry-failed runs the failed cells again")
+    if not (request.then_report and to_the_end):
+        print(f"next: python -m analysis report {shlex.quote(str(request.folder))}", flush=True)
+    return set(states) == {"completed"}
+
+
+def _report(folder: Path) -> bool:
+    """Run the report; it prints for itself."""
+    code = subprocess.run([sys.executable, "-m", "analysis", "report", str(folder)], check=False).returncode
+    if code != 0:
+        print(f"error: the report ended with exit status {code}; the cells are recorded all the same", file=sys.stderr)
+    return code == 0

@@ -1,0 +1,106 @@
+"""The local transport: the cells of a study one after the other on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from hvdtrain import record
+from hvdtrain.errors import UserError
+from hvdtrain.submit import machine, progress, summary
+from hvdtrain.submit.attempt import Attempt, adopt_orphans
+from hvdtrain.submit.cell import Cell, Shape
+from hvdtrain.submit.lock import StudyLock
+from hvdtrain.submit.options import SLURM_ONLY
+from hvdtrain.submit.request import Request
+from hvdtrain.submit.script import render_local
+from hvdtrain.submit.stop import Stop
+from hvdtrain.submit.study import Plan, write_cell
+
+
+class Local:
+    """Runs every cell's script with bash, and records how it ended."""
+
+    name = "local"
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        _refuse(given)
+        self._gpus = 0
+
+    def look(self, request: Request) -> list[str]:
+        """Find out what this machine has; notes for the user.
+
+        Raises:
+            UserError: the machine cannot run the request.
+        """
+        self._gpus = machine.visible_gpus({**os.environ, **request.common.environment})
+        notes = machine.check_ranks(list(request.grid.gpus), self._gpus, machine.cores())
+        if request.common.launcher == "mpirun" and shutil.which("mpirun") is None:
+            raise UserError(
+                "--launcher mpirun: there is no mpirun on the PATH; leave --launcher out to start ranks without it"
+            )
+        if shutil.which("sbatch"):
+            notes.append("this machine has SLURM (sbatch); the cells run here all the same, not as SLURM jobs")
+        return notes
+
+    def shape(self, gpus: int) -> Shape:
+        """All ranks on this machine."""
+        return Shape(nodes=1, tasks_per_node=gpus, gpus_per_node=gpus if self._gpus else 0)
+
+    def script(self, cell: Cell, request: Request) -> str:
+        """The bytes of the cell's script."""
+        return render_local(
+            cell,
+            folder=request.directory / request.cell_folder(cell.name),
+            directory=request.directory,
+            python=sys.executable,
+            stall_timeout=request.stall_timeout,
+        )
+
+    def run(self, request: Request, plan: Plan, lock: StudyLock) -> bool:
+        """Run the cells of `plan` in order; False when the user stopped it before the end."""
+        view = progress.View(plan.run, ended=_ended(request, plan))
+        with Stop() as stop, progress.make_display(view) as display:
+            adopt_orphans()
+            for index, cell in enumerate(plan.run):
+                if stop.asked:
+                    return False
+                view.index, view.epochs = index, []
+                folder = request.cell_folder(cell.name)
+                record.set_aside(folder)
+                write_cell(folder, cell, self.script(cell, request))
+                attempt = Attempt(cell, folder, lock)
+                result = attempt.run(view, display, stop)
+                display.ended(result)
+                if result["status"] not in ("completed", "cancelled"):
+                    display.say(summary.failure(folder))
+                if result["status"] == "completed" and result.get("seconds") is not None:
+                    view.ended.append((cell.gpus, result["seconds"]))
+                if result["status"] == "cancelled":
+                    return False
+        return True
+
+
+def _refuse(given: argparse.Namespace) -> None:
+    """An option that would silently change nothing is a mistake."""
+    for option in SLURM_ONLY:
+        value = getattr(given, option[2:].replace("-", "_"))
+        if value is not None:
+            raise UserError(
+                f"{option} {value}: only a SLURM cluster obeys {option}; "
+                "--cluster local would ignore it, so leave it out"
+            )
+    if given.launcher == "pmix":
+        raise UserError(
+            "--launcher pmix: ranks find each other by PMIx only under srun; "
+            "legal with --cluster local are auto, gloo, mpirun"
+        )
+
+
+def _ended(request: Request, plan: Plan) -> list[tuple[int, float]]:
+    """Ranks and seconds of the cells that completed in earlier calls."""
+    ranks = {cell.name: cell.gpus for cell in plan.cells}
+    results = {name: record.read_json(request.cell_folder(name) / "result.json") or {} for name in plan.finished}
+    return [(ranks[name], result["seconds"]) for name, result in results.items() if result.get("seconds") is not None]

@@ -1,0 +1,138 @@
+"""The `hvdtrain` command and its `status`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from submit_helpers import TOY, Submit, plain_environment
+
+import hvdtrain
+from hvdtrain import record
+from hvdtrain.__main__ import COMMANDS
+from hvdtrain.__main__ import main as hvdtrain_main
+from hvdtrain.errors import UserError, run_cli
+from hvdtrain.submit import status
+from hvdtrain.submit.lock import StudyLock
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *arguments],
+        cwd=folder,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_version(tmp_path: Path) -> None:
+    assert run(tmp_path, "--version").stdout == f"hvdtrain {hvdtrain.__version__}\n"
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    done = run(tmp_path, "--help")
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_no_command(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hvdtrain COMMAND [options]" in done.stderr
+
+
+def test_an_unknown_command(tmp_path: Path) -> None:
+    done = run(tmp_path, "sumbit", "--gpus", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('error: there is no command "sumbit"; the commands are submit, ')
+    assert done.stderr.endswith('did you mean "submit"?\n')
+
+
+def test_submit_is_the_same_as_the_module(room: Path) -> None:
+    arguments = ["--job", "toy.py", "--gpus", "2,4", "--dry-run"]
+    module = [sys.executable, "-m", "hvdtrain.submit", *arguments]
+    expected = subprocess.run(
+        module, cwd=room, env=plain_environment(), capture_output=True, text=True, check=True
+    ).stdout
+    assert run(room, "submit", *arguments).stdout == expected != ""
+
+
+def test_a_user_error_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: object) -> int:
+        raise UserError(f"not {argv}")
+
+    assert run_cli(main, ["this"]) == 2
+    assert capsys.readouterr() == ("", "error: not ['this']\n")
+
+
+def test_head_is_enough(room: Path) -> None:
+    pipeline = f"{sys.executable} -m hvdtrain.submit --job toy.py --gpus 1 --seeds 900 --dry-run | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", pipeline], cwd=room, env=plain_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["#### n1-s0: runs/toy/n1-s0/script.sh", "1"]
+    assert done.stderr == ""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study in every state, as its files say."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "digits"
+    record.write_json(folder / "study.json", {"study": "digits"})
+    for name in ("n16", "n2", "n4", "n8"):
+        record.write_json(folder / name / "cell.json", {"name": name, "epochs": 10, "cluster": "local"})
+    for name in ("n4", "n8", "n16"):
+        record.begin(folder / name, {})
+        record.EpochLog(folder / name / "epochs.jsonl").append(record.Epoch(1, val_acc=0.9, seconds=2.0))
+    record.finish(folder / "n8", "failed", 1, "it broke")
+    record.finish(folder / "n16", "completed", 0)
+    return folder
+
+
+def test_status_of_a_study_in_use(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StudyLock(study):
+        assert hvdtrain_main(["status", "digits"]) == 0
+    lines = [re.split(r"\s+", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["cell", "status", "epochs", "s/epoch", "samples/s", "val_acc"],
+        ["n2", "pending", "0/10", "-", "-", "-"],
+        ["n4", "running", "1/10", "2", "-", "0.900"],
+        ["n8", "failed", "1/10", "2", "-", "0.900"],
+        ["n16", "completed", "1/10", "2", "-", "0.900"],
+    ]
+
+
+def test_status_when_nobody_works_on_it(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main([str(study), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in rows] == ["pending", "interrupted", "failed", "completed"]
+    assert rows[2]["reason"] == "it broke"
+    assert rows[1]["epochs"] == 1
+    assert rows[1]["epochs_total"] == 10
+
+
+def test_status_of_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main(["digist"]) == 2
+    assert 'studies in runs: digits; did you mean "digits"?' in capsys.readouterr().err
+
+
+def test_status_of_a_damaged_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (study / "n4" / "epochs.jsonl").write_text("nonsense\n")
+    assert status.main(["digits"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_status_of_a_real_study(submit: Submit, room: Path) -> None:
+    assert "record.begin" in TOY
+    assert submit("--gpus", "1").returncode == 0
+    done = run(room, "status", "toy")
+    assert done.returncode == 0
+    assert re.search(r"^n1 +completed +2/2 ", done.stdout, re.MULTILINE)
