@@ -45,7 +45,9 @@ def notes(group: Group, runs: Sequence[Run]) -> list[str]:
         found.append("* includes the first epoch, with its warm-up: the run has only one.")
     if len(group.points) == 1:
         found.append("One rank count only: there is no scaling to see.")
-    found.extend(_differing("under different launchers", _launching, runs, group.device))
+    # A world of one rank exchanges nothing: who started it is no part of what is compared.
+    several = [run for run in runs if run.n_gpus > 1]
+    found.extend(_differing("under different launchers", _launching, several, group.device))
     found.extend(_differing("on different hosts", lambda run: _joined(run.hosts), runs, group.device))
     found.extend(_differing("on different GPU models", lambda run: _joined(run.gpu_models), runs, group.device))
     found.extend(_oversubscribed(runs, group.device))

@@ -181,6 +181,8 @@ def note(**facts: Any) -> None:
 def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[str, Any]:
     """Write `result.json` from what the attempt noted and recorded; an attempt that has ended already keeps its result.
 
+    A reason that a rank noted (`note(reason=...)`) is nearer to the cause than `reason`, and stays.
+
     Raises:
         ValueError: `status` is not one of `STATUSES`.
     """

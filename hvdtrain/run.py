@@ -1,13 +1,11 @@
 """`python -m hvdtrain.run JOB ...`: one rank of a job, under srun, mpirun, our starter, or alone.
 
-Adds to `python JOB` what a recorded run needs: logs of its own for ranks other than 0, an end when its starter dies,
-and `result.json`. The job itself needs none of this and runs as a plain script too.
+Adds to `python JOB` what a recorded run needs: logs of its own for ranks other than 0, and `result.json`. The job itself needs none of this and runs as a plain script too.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import runpy
 import signal
@@ -20,8 +18,6 @@ from hvdtrain import launch, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments.run_dir is not None:
         os.environ[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
-    _end_with_starter()
     _own_log(rank)
     sys.argv = [str(job), *arguments.arguments]
     # As `python JOB` would: the job imports what lies beside it.
@@ -65,13 +60,14 @@ def _run(job: Path) -> tuple[int, str, str]:
             return 0, "completed", ""
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-        _end_world(UserError(f"the job ended with exit status {status}"), status)
-        return status, "failed", f"the job ended with exit status {status}"
+        _end_world(UserError(f"the job called sys.exit({status})"), status)
+        return status, "failed", f"the job called sys.exit({status})"
     except UserError as error:
         outcome = "diverged" if isinstance(error, Diverged) else "failed"
-        _end_world(error, 1, outcome)
+        status = 1 if outcome == "diverged" else 2
+        _end_world(error, status, outcome)
         print(f"error: {error}", file=sys.stderr)
-        return (1 if outcome == "diverged" else 2), outcome, str(error)
+        return status, outcome, str(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "cancelled", "interrupted"
     except Exception as error:  # noqa: BLE001 - the job is the user's code: whatever it raises is reported and recorded
@@ -105,17 +101,7 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
         leave(status)
     if folder is not None and session.world.rank == 0 and type(error).__name__ != "HorovodInternalError":
         record.finish(folder, outcome, status, "".join(traceback.format_exception_only(error)).strip())
-    session.fail(error)
-
-
-def _end_with_starter() -> None:
-    """Ask the kernel to end this rank when the starter dies, even of SIGKILL: nothing may stay behind."""
-    starter = os.environ.get("HVDTRAIN_STARTER_PID")
-    if starter is None:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(starter):
-        sys.exit("the starter of this rank is gone")
+    session.fail(error, status)
 
 
 def _own_log(rank: int) -> None:

@@ -9,6 +9,7 @@ step waits for all of them.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,7 +122,7 @@ class Synchronizer:
             if parameter not in self._hooked:
                 # Added after `distribute`, on every rank alike: agree on its value, then treat it as the others.
                 self._hook(parameter)
-                hvd.broadcast_(parameter.data, 0, name=f"parameter.{self.names[parameter]}")
+                _broadcast_tensors({self.names[parameter]: parameter})
                 if parameter.grad is not None:
                     self._send(parameter)
         # A rank whose loss did not use a parameter sends zeros, or the others would wait for it for ever. Ranks also
@@ -233,8 +234,26 @@ def _broadcast(model: nn.Module, optimizer: Optimizer) -> None:
     """
     import horovod.torch as hvd
 
+    _broadcast_tensors({**dict(model.named_parameters()), **dict(model.named_buffers())})
     with session().waiting():
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        state = hvd.broadcast_object(optimizer.state_dict() if world().rank == 0 else None, root_rank=0, name="optimizer state")
+        own = optimizer.state_dict() if world().rank == 0 else None
+        # Named, because Horovod would name it after its type, which is another on rank 0.
+        state = hvd.broadcast_object(own, root_rank=0, name="optimizer state")
     if world().rank != 0:
         optimizer.load_state_dict(state)
+
+
+def _broadcast_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Overwrite tensors with rank 0's, bit by bit: as bytes, since Horovod does not know every type (bfloat16)."""
+    import horovod.torch as hvd
+
+    with torch.no_grad(), session().waiting():
+        flights = []
+        for name, tensor in tensors.items():
+            dense = tensor.detach().contiguous()
+            handle = hvd.broadcast_async_(dense.reshape(-1).view(torch.uint8), 0, name=f"state.{name}")
+            flights.append((handle, tensor, dense))
+        for handle, tensor, dense in flights:
+            hvd.synchronize(handle)
+            if dense.data_ptr() != tensor.data_ptr():
+                tensor.copy_(dense)

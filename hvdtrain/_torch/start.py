@@ -49,7 +49,7 @@ def _start_horovod(session: Session) -> None:
     import horovod.torch as hvd
 
     hvd.init()
-    session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0))
+    session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
 
 
 def world() -> World:
@@ -99,6 +99,8 @@ def _record_start(place: World) -> None:
     """Rank 0 notes who takes part: the report must be able to say what the numbers were measured on."""
     device = torch.cuda.get_device_name(place.device) if place.device != "cpu" else "cpu"
     members = gather_objects((place.node, device))
+    # A rank may be bound to some cores only: those of a node are the union over its ranks.
+    cores = {(node, core) for node, bound in gather_objects((place.node, os.sched_getaffinity(0))) for core in bound}
     folder = record.run_dir()
     if place.rank != 0 or folder is None:
         return
@@ -113,7 +115,7 @@ def _record_start(place: World) -> None:
             "launcher": place.launcher,
             "controller": _controller(place),
             "world_size": place.size,
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": len(cores),
             "threads": torch.get_num_threads(),
             "versions": {"python": platform.python_version(), "hvdtrain": hvdtrain.__version__, **_versions()},
         },

@@ -24,11 +24,12 @@ from hvdtrain.horovod_build.wheel import write_wheel
 def build_wheel(
     tools: units.Tools, info: BuildInfo, cache: Path, *, source_file: Path | None, jobs: int, verbose: bool
 ) -> Path:
-    """Build the wheel described by ``info`` and return its place in the cache. Raises BuildError with what went wrong."""
+    """Build the wheel described by ``info`` and return its place in the cache. Raises BuildError."""
     compile_units, links = units.plan(tools)
     expected = expected_seconds(compile_units, jobs)
+    files = sum(max(len(unit.members), 1) for unit in compile_units)
     print(f"building {describe(info)}")
-    print(f"  {tools.compiler_version}, {sum(max(len(unit.members), 1) for unit in compile_units)} files, {jobs} jobs: about {clock(expected)}", flush=True)
+    print(f"  {tools.compiler_version}, {files} files, {jobs} jobs: about {clock(expected)}", flush=True)
     logs = cache / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log_path = logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

@@ -100,8 +100,8 @@ def problem(frameworks: Sequence[str]) -> str | None:
     info = installed()
     if info is None:
         return (
-            "the installed Horovod was not built by hvdtrain, so nothing says which frameworks it was compiled for, and "
-            f"it lacks the edits that hvdtrain relies on. Type `{_command(frameworks)}` to replace it."
+            "the installed Horovod was not built by hvdtrain, so nothing says which frameworks it was compiled for, "
+            f"and it lacks the edits that hvdtrain relies on. Type `{_command(frameworks)}` to replace it."
         )
     if info.python != python_tag():
         return (
@@ -123,9 +123,10 @@ def problem(frameworks: Sequence[str]) -> str | None:
                 f"the installed Horovod was built for {name} {built}, but {name} {found.version} is installed. "
                 f"Type `{_command(tuple(info.frameworks))}` to rebuild it."
             )
-    if info.mpi_library is not None and not Path(expand_prefix(info.mpi_library)).exists():
+    library = None if info.mpi_library is None else expand_prefix(info.mpi_library)
+    if library is not None and not Path(library).exists():
         return (
-            f"the installed Horovod was built against {info.mpi}, whose library {expand_prefix(info.mpi_library)} is no longer there. "
+            f"the installed Horovod was built against {info.mpi}, whose library {library} is no longer there. "
             f"Load that MPI again, or type `{_command(frameworks)}` to rebuild it."
         )
     return None

@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.horovod_build import cache as wheels
 from hvdtrain.horovod_build import request as requests
@@ -41,14 +43,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--frameworks", type=_frameworks, default=(), metavar="LIST",
                       help="torch, tensorflow or torch,tensorflow (default: those installed)")  # fmt: skip
     switches = ("on", "off", "auto")
-    made.add_argument("--mpi", choices=switches, default="auto", help="default auto: if mpicxx is found")
-    made.add_argument("--cuda", choices=switches, default="auto", help="default auto: if the frameworks and nvcc have it")
-    made.add_argument("--cuda-home", metavar="DIR", help="root of the CUDA toolkit (default: CUDA_HOME, nvcc's, /usr/local/cuda)")
-    made.add_argument("--nccl", choices=switches, default="auto", help="default auto: if CUDA is used and NCCL is found")
-    made.add_argument("--nccl-home", metavar="DIR", help="root of NCCL (default: its PyPI wheel, then the system's)")
-    made.add_argument("--jobs", type=_jobs, metavar="N", help="files compiled at once (default: cores, if memory allows)")
-    made.add_argument("--source", type=Path, metavar="FILE", help="horovod-0.28.1.tar.gz (default: downloaded with pip)")
-    made.add_argument("--cache-dir", type=Path, metavar="DIR", help="where wheels are kept (default: ~/.cache/hvdtrain/horovod)")
+
+    def option(name: str, text: str, **how: Any) -> None:
+        made.add_argument(name, help=text, **how)
+
+    option("--mpi", "default auto: if mpicxx is found", choices=switches, default="auto")
+    option("--cuda", "default auto: if the frameworks and nvcc have it", choices=switches, default="auto")
+    option("--cuda-home", "root of the CUDA toolkit (default: CUDA_HOME, nvcc's, /usr/local/cuda)", metavar="DIR")
+    option("--nccl", "default auto: if CUDA is used and NCCL is found", choices=switches, default="auto")
+    option("--nccl-home", "root of NCCL (default: its PyPI wheel, then the system's)", metavar="DIR")
+    option("--jobs", "parts compiled at once (default: cores, if memory allows)", type=_jobs, metavar="N")
+    option("--source", "horovod-0.28.1.tar.gz (default: downloaded with pip)", type=Path, metavar="FILE")
+    option("--cache-dir", "where wheels are kept (default: ~/.cache/hvdtrain/horovod)", type=Path, metavar="DIR")
     made.add_argument("--force", action="store_true", help="build again even if there is a fitting one")
     made.add_argument("--wheel-only", type=Path, metavar="DIR", help="put the wheel into DIR and install nothing")
     made.add_argument("--verbose", action="store_true", help="show every compiler command and its warnings")
@@ -69,7 +75,7 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
-def main(argv: list[str] | None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (None: the process's) and return its exit status."""
     try:
         options = parser().parse_args(argv)

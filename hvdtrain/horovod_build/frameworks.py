@@ -55,11 +55,7 @@ def find(name: str) -> Framework | None:
     if name == "torch":
         version, cuda = _torch_version(path)
     else:
-        version, cuda = _distribution_version(name), None
-        distribution = _distribution_of(name)
-        # PyPI's Linux wheels of `tensorflow` carry CUDA code, those of `tensorflow-cpu` do not; nothing in the
-        # package says for which CUDA without importing it.
-        cuda = "yes" if distribution in ("tensorflow", "tensorflow-gpu") and _has_cuda_library(path) else None
+        version, cuda = _distribution_version(name), _tensorflow_cuda(path)
     return None if version is None else Framework(name, version, path, cuda)
 
 
@@ -89,9 +85,15 @@ def _distribution_version(name: str) -> str | None:
     return None if distribution is None else importlib.metadata.version(distribution)
 
 
-def _has_cuda_library(path: Path) -> bool:
-    library = path / "libtensorflow_framework.so.2"
-    return library.is_file() and _contains(library, b"cudaGetDevice")
+def _tensorflow_cuda(path: Path) -> str | None:
+    try:
+        text = (path / "python" / "platform" / "build_info.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    if not re.search(r"""['"]is_cuda_build['"]\s*,\s*True""", text):
+        return None
+    version = re.search(r"""['"]cuda_version['"]\s*,\s*['"]([^'"]+)['"]""", text)
+    return version[1] if version else "unknown"
 
 
 def _contains(library: Path, needle: bytes) -> bool:

@@ -43,13 +43,15 @@ def _bundled_pip() -> str:
 
 def missing_requirements() -> list[str]:
     """Those of Horovod's requirements that are not installed."""
-    missing = []
-    for name in REQUIREMENTS:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    return missing
+    return [name for name in REQUIREMENTS if not _present(name)]
+
+
+def _present(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def install(wheel: Path) -> None:
@@ -72,5 +74,5 @@ def _run(arguments: list[str], what: str) -> None:
     if "externally-managed-environment" in text:
         hint = "\nMake an environment of your own first: `python -m venv ~/env && . ~/env/bin/activate`."
     elif "Permission denied" in text or "Read-only file system" in text:
-        hint = "\nThis environment is not yours to write. Use one of your own, or --wheel-only DIR to only get the wheel."
+        hint = "\nThis environment is not yours to write. Use one of your own, or --wheel-only DIR for the wheel alone."
     raise BuildError(f"{what}: `{' '.join(command)}` failed with\n  {last}{hint}")

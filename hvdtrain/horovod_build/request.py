@@ -50,7 +50,7 @@ def choose_frameworks(asked: tuple[str, ...]) -> tuple[Framework, ...]:
 
 
 def choose_tools(request: Request) -> tuple[Tools, list[str]]:
-    """Everything the build would use, and remarks for the user. Raises RequestError if something asked for is missing."""
+    """Everything the build would use, and remarks for the user. Raises RequestError if a part asked for is missing."""
     remarks: list[str] = []
     frameworks = choose_frameworks(request.frameworks)
     compiler, version = toolchain.find_compiler()
@@ -72,9 +72,7 @@ def choose_tools(request: Request) -> tuple[Tools, list[str]]:
     return tools, remarks
 
 
-def _choose_cuda(
-    request: Request, frameworks: tuple[Framework, ...], remarks: list[str]
-) -> toolchain.Cuda | None:
+def _choose_cuda(request: Request, frameworks: tuple[Framework, ...], remarks: list[str]) -> toolchain.Cuda | None:
     without = [framework for framework in frameworks if framework.cuda is None]
     if request.cuda == "off":
         return None
@@ -94,12 +92,17 @@ def _choose_cuda(
     if cuda is None:
         remarks.append("the frameworks know CUDA but no toolkit with nvcc was found: GPU tensors will not be reduced")
     for framework in frameworks:
-        if cuda is None or framework.cuda in (None, "yes"):
+        if cuda is None or framework.cuda in (None, "unknown"):
             continue
         if framework.cuda.split(".")[0] != cuda.version.split(".")[0]:
-            message = f"{framework.name} {framework.version} was built for CUDA {framework.cuda}, {cuda.home} is {cuda.version}"
+            message = (
+                f"{framework.name} {framework.version} was built for CUDA {framework.cuda}, "
+                f"{cuda.home} is {cuda.version}"
+            )
             if request.cuda == "on":
-                raise RequestError(f"--cuda on: {message}. Give a toolkit of the same major version with --cuda-home DIR.")
+                raise RequestError(
+                    f"--cuda on: {message}. Give a toolkit of the same major version with --cuda-home DIR."
+                )
             remarks.append(f"{message}: building without CUDA")
             return None
     return cuda
@@ -118,7 +121,9 @@ def _choose_nccl(
     if nccl is None:
         wheel = f"nvidia-nccl-cu{cuda.version.split('.')[0]}"
         if request.nccl == "on":
-            raise RequestError(f"--nccl on: no NCCL found. Type `pip install {wheel}`, or give its root with --nccl-home.")
+            raise RequestError(
+                f"--nccl on: no NCCL found. Type `pip install {wheel}`, or give its root with --nccl-home."
+            )
         remarks.append(f"no NCCL found: GPU tensors will travel through host memory. With NCCL: `pip install {wheel}`")
     return nccl
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -47,7 +48,8 @@ class Runner:
 
     def run(self, units: Sequence[Unit], links: Sequence[Link], progress: Progress) -> None:
         """Compile, then link. Raises CommandFailed for the first command that fails, after stopping the others."""
-        for folder in {(self._root / item.output).parent for item in [*units, *links]}:
+        outputs = [unit.output for unit in units] + [link.output for link in links]
+        for folder in {(self._root / output).parent for output in outputs}:
             folder.mkdir(parents=True, exist_ok=True)
         try:
             self._stage([(unit.name, unit.command, unit.seconds) for unit in units], progress)
@@ -101,7 +103,5 @@ class Runner:
         with self._lock:
             self._stopped = True
             for process in self._running:
-                try:
+                with contextlib.suppress(ProcessLookupError):  # ended a moment ago
                     os.killpg(process.pid, signal.SIGTERM)
-                except ProcessLookupError:  # ended between the test and the kill
-                    continue

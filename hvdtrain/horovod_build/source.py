@@ -46,8 +46,8 @@ def archive(cache: Path, given: Path | None) -> Path:
         found = digest(fresh)
         if found != SHA256:
             raise BuildError(
-                f"the downloaded {_ARCHIVE} has sha256 {found} instead of {SHA256}: it is damaged or was altered on the "
-                "way. Try again, or fetch it elsewhere and pass --source FILE."
+                f"the downloaded {_ARCHIVE} has sha256 {found} instead of {SHA256}: it is damaged or was altered on "
+                "the way. Try again, or fetch it elsewhere and pass --source FILE."
             )
         os.replace(fresh, kept)
     return kept

@@ -93,7 +93,8 @@ def find_compiler() -> tuple[list[str], str]:
         raise RequestError(f"CXX={' '.join(asked)} cannot be run. Unset CXX or set it to an installed C++ compiler.")
     raise RequestError(
         "no C++ compiler found (g++, c++ or clang++). On a cluster: `module load gcc`; on Debian or Ubuntu: "
-        "`apt-get install g++`; without root: `conda install gxx_linux-64`, then `export CXX=x86_64-conda-linux-gnu-g++`."
+        "`apt-get install g++`; without root: `conda install gxx_linux-64`, then "
+        "`export CXX=x86_64-conda-linux-gnu-g++`."
     )
 
 
@@ -120,7 +121,7 @@ def find_mpi() -> Mpi | None:
 
 
 def read_mpi(wrapper: str) -> Mpi | None:
-    """Ask an MPI compiler wrapper what it adds. Open MPI and MPICH (also Intel's, MVAPICH, Cray's) answer differently."""
+    """Ask an MPI compiler wrapper what it adds. Open MPI answers one way, MPICH and its relatives another."""
     text = _output([wrapper, "--showme:version"])
     if text is not None:
         number = re.search(r"(\d+\.\d+[\w.]*)", text)

@@ -9,44 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.horovod_build import sources
 from hvdtrain.horovod_build.frameworks import Framework, cxx11_abi
 from hvdtrain.horovod_build.toolchain import Cuda, Mpi, Nccl
 
-# Files are compiled in groups, as if they were one: most of a file's time goes into the same headers (Eigen and boost
-# through global_state.h, the frameworks' own), so that twenty files together take little longer than five apart.
-# Two groups of about the same length for the core, so that two cores finish together.
-_CORE = """
-operations process_set message parameter_manager response_cache stall_inspector tensor_queue controller
-utils/env_parser common
-""".split()
-_OPERATIONS = """
-ops/collective_operations ops/operation_manager ops/gloo_operations gloo/gloo_context gloo/gloo_controller
-gloo/http_store gloo/memory_store fusion_buffer_manager group_table half logging thread_pool timeline
-""".split()
-_MPI = "mpi/mpi_context mpi/mpi_controller ops/mpi_operations ops/adasum/adasum_mpi ops/adasum_mpi_operations".split()
-_TUNER = "optim/bayesian_optimization optim/gaussian_process".split()
-_CUDA = "ops/cuda_operations ops/gpu_operations nvtx_op_range".split()
-_CUDA_MPI = ["ops/mpi_gpu_operations"]
-_NCCL = ["ops/nccl_operations"]
-_NCCL_MPI = ["ops/adasum_gpu_operations"]
-# Only what Horovod calls; Gloo's other collectives, stores and transports are left out.
-_GLOO = """
-algorithm allgather allgatherv alltoall alltoallv barrier broadcast context gather gatherv types common/logging common/linux
-rendezvous/context rendezvous/prefix_store rendezvous/store transport/address transport/buffer transport/device
-transport/context transport/unbound_buffer transport/pair transport/tcp/address transport/tcp/buffer
-transport/tcp/context transport/tcp/device transport/tcp/error transport/tcp/loop transport/tcp/socket
-transport/tcp/unbound_buffer transport/tcp/pair
-""".split()
-_GLOO_MPI = ["mpi/context"]
-_GLOO_ALONE = ["allreduce"]  # names a type like one in the headers of the others
-_TORCH = "mpi_ops_v2 adapter_v2 cuda_util handle_manager ready_event".split()
-
-_BOOST = "assert config core detail iterator lockfree mpl parameter predef preprocessor static_assert type_traits utility"
+# Raise when code below changes what a build gives; the tables count by themselves.
+_RECIPE = 2
 
 _BASE = (
     "-fPIC", "-pthread", "-DNDEBUG", "-DEIGEN_MPL2_ONLY=1", "-DHAVE_GLOO=1", "-w",
@@ -59,10 +33,6 @@ _OPTIMISE = "-O3"
 # Argument parsing around a call into the framework, and the parameter tuner, which runs once in many steps: nothing
 # that a higher level could speed up, and slow to compile.
 _OPTIMISE_LITTLE = "-O1"
-
-# Where TensorFlow's wheels have kept what mpi_ops.cc calls, over the versions.
-_TENSORFLOW_LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2", "_pywrap_tensorflow_internal.so",
-                         "lib_pywrap_tensorflow_common.so")  # fmt: skip
 
 # The CUDA architectures a data centre may have, by the toolkit that still or already knows them.
 _CUDA_ARCHITECTURES = ((70, 0, 12), (75, 0, 99), (80, 11, 99), (90, 12, 99), (100, 13, 99))
@@ -132,15 +102,15 @@ def _common_units(tools: Tools, abi: int) -> list[Unit]:
     own = [_OPTIMISE, *shared, "-Ithird_party/eigen", *_OWN_EIGEN]
     tuner = [_OPTIMISE_LITTLE, *own[1:]]
     gloo = [_OPTIMISE, *shared]
-    gpu = (_CUDA + _CUDA_MPI * mpi) if tools.cuda is not None else []
-    gpu += (_NCCL + _NCCL_MPI * mpi) if tools.nccl is not None else []
+    gpu = (sources.CUDA + sources.CUDA_MPI * mpi) if tools.cuda is not None else []
+    gpu += (sources.NCCL + sources.NCCL_MPI * mpi) if tools.nccl is not None else []
     groups = [
-        ("core", "horovod/common", _CORE, own, 16.0),
-        ("operations", "horovod/common", _OPERATIONS + _MPI * mpi, own, 16.0),
-        ("tuner", "horovod/common", _TUNER, tuner, 7.0),
+        ("core", "horovod/common", sources.CORE, own, 16.0),
+        ("operations", "horovod/common", sources.OPERATIONS + sources.MPI * mpi, own, 16.0),
+        ("tuner", "horovod/common", sources.TUNER, tuner, 7.0),
         ("GPU operations", "horovod/common", gpu, own, 12.0),
-        ("gloo", "third_party/gloo/gloo", _GLOO + _GLOO_MPI * mpi, gloo, 8.0),
-        ("gloo allreduce", "third_party/gloo/gloo", _GLOO_ALONE, gloo, 2.0),
+        ("gloo", "third_party/gloo/gloo", sources.GLOO + sources.GLOO_MPI * mpi, gloo, 8.0),
+        ("gloo allreduce", "third_party/gloo/gloo", sources.GLOO_ALONE, gloo, 2.0),
     ]
     found = [_unit(tools, abi, *group) for group in groups if group[2]]
     if tools.cuda is not None:
@@ -154,7 +124,7 @@ def _framework_units(tools: Tools, framework: Framework, abi: int) -> list[Unit]
         include = framework.path / "include"
         flags += ["-Ithird_party/eigen", *_OWN_EIGEN]
         flags += _system(include, include / "torch" / "csrc" / "api" / "include", tools.python_include)
-        return [_unit(tools, abi, "torch", "horovod/torch", _TORCH, flags, 18.0)]
+        return [_unit(tools, abi, "torch", "horovod/torch", sources.TORCH, flags, 18.0)]
     major, minor = framework.release
     flags += [f"-DTENSORFLOW_VERSION={major * 1_000_000_000 + minor * 1_000_000}", "-DEIGEN_MAX_ALIGN_BYTES=64"]
     flags += _system(framework.path / "include")
@@ -178,7 +148,7 @@ def _definitions(tools: Tools) -> list[str]:
 
 
 def _includes() -> list[str]:
-    folders = [f"third_party/boost/{name}/include" for name in _BOOST.split()]
+    folders = [f"third_party/boost/{name}/include" for name in sources.BOOST]
     folders += ["third_party/HTTPRequest/include", "third_party/lbfgs/include", "third_party/flatbuffers/include"]
     return [f"-I{folder}" for folder in [*folders, "third_party/gloo"]]
 
@@ -187,9 +157,7 @@ def _system(*folders: Path) -> list[str]:
     return [word for folder in folders for word in ("-isystem", str(folder))]
 
 
-def _unit(
-    tools: Tools, abi: int, name: str, folder: str, files: list[str], flags: list[str], seconds: float
-) -> Unit:
+def _unit(tools: Tools, abi: int, name: str, folder: str, files: list[str], flags: list[str], seconds: float) -> Unit:
     stem = f"build/abi{abi}/{name.replace(' ', '_')}"
     members = tuple(f"{folder}/{file}.cc" for file in files)
     command = (*tools.compiler, *_BASE, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *tools.cpu_flags, *flags,
@@ -247,12 +215,11 @@ def _libraries(framework: Framework, with_cuda: bool) -> list[str]:
         # The framework is imported first and its libraries are then found by name; the path is for tools like ldd.
         return [f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in names), "-Wl,--as-needed",
                 "-Wl,-rpath,$ORIGIN/../../torch/lib"]  # fmt: skip
-    # By name, not by path: some have no soname, and a path would be recorded as it is on this machine.
-    flags = ["-Wl,--no-as-needed"]
-    for folder in (framework.path, framework.path / "python"):
-        names = [name for name in _TENSORFLOW_LIBRARIES if (folder / name).is_file()]
-        flags += [f"-L{folder}", *(f"-l:{name}" for name in names)]
-    return [*flags, "-Wl,--as-needed", "-Wl,-rpath,$ORIGIN/../../tensorflow:$ORIGIN/../../tensorflow/python"]
+    # Not python/_pywrap_tensorflow_internal.so, which older recipes add: nothing in it is needed, it has no soname and
+    # takes seconds to link.
+    libraries = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
+    present = [f"-l:{name}" for name in libraries if (framework.path / name).is_file()]
+    return [f"-L{framework.path}", *present, "-Wl,-rpath,$ORIGIN/../../tensorflow"]
 
 
 def gloo_config(template: str, with_mpi: bool) -> str:
@@ -263,15 +230,13 @@ def gloo_config(template: str, with_mpi: bool) -> str:
     for line in template.splitlines():
         if line.startswith("#cmakedefine01 "):
             name = line.split()[1]
-            line = f"#define {name} {int(name in on)}"
-        for part, value in values.items():
-            line = line.replace(f"@GLOO_VERSION_{part}@", value)
-        lines.append(line)
+            lines.append(f"#define {name} {int(name in on)}")
+            continue
+        lines.append(re.sub(r"@GLOO_VERSION_(\w+)@", lambda match: values[match[1]], line))
     return "\n".join(lines) + "\n"
 
 
 def fingerprint() -> str:
     """Changes whenever the recipe above may give another library."""
-    parts = (_CORE, _OPERATIONS, _TUNER, _MPI, _CUDA, _CUDA_MPI, _NCCL, _NCCL_MPI, _GLOO, _GLOO_MPI, _GLOO_ALONE,
-             _TORCH, _BASE, _OWN_EIGEN, _OPTIMISE, _OPTIMISE_LITTLE, _CUDA_ARCHITECTURES)  # fmt: skip
+    parts = (sources.tables(), _RECIPE, _BASE, _OWN_EIGEN, _OPTIMISE, _OPTIMISE_LITTLE, _CUDA_ARCHITECTURES)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from types import FrameType
 from hvdtrain import record
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
+from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.session import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
 from hvdtrain.paths import find_job
 
@@ -83,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run to the end, passing signals on: whoever stops us means the ranks."""
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)
+    )
 
     def forward(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)

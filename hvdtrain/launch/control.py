@@ -183,7 +183,7 @@ class Supervisor:
                     self._end(
                         Verdict(
                             rank,
-                            f"rank {rank} on {state.node} died without a word after step {state.step} "
+                            f"rank {rank} on {state.node} died without a word, last heard of at step {state.step} "
                             "(killed, out of memory, or crashed in native code)",
                         )
                     )

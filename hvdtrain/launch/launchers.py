@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 Command = list[str]
 
@@ -58,9 +60,14 @@ class Mpirun(Launcher):
     name, about = "mpirun", "Open MPI's mpirun"
 
     def command(self, request: Request) -> Command:
+        # PyPI's Open MPI lies beside this interpreter, which need not be on the PATH.
+        beside = Path(sys.executable).with_name("mpirun")
+        mpirun = [str(beside) if beside.exists() else "mpirun"]
+        if os.geteuid() == 0:
+            mpirun.append("--allow-run-as-root")
         # More ranks than cores is the user's decision, said by submit; binding would put several on one core.
         options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-        return ["mpirun", "-n", str(request.ranks), *options, *request.command]
+        return [*mpirun, "-n", str(request.ranks), *options, *request.command]
 
 
 class Gloo(Launcher):

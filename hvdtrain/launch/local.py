@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 
 #: Survivors of a failure end by themselves in about three seconds; after this they are killed.
@@ -49,7 +50,6 @@ def rank_environment(rank: int, size: int, cpus: int, rendezvous: str, launch_id
         "HVDTRAIN_LAUNCHER": "local",
         "HVDTRAIN_LAUNCH_ID": launch_id,
         "HVDTRAIN_RENDEZVOUS_DIR": rendezvous,
-        "HVDTRAIN_STARTER_PID": str(os.getpid()),
     }
 
 
@@ -65,7 +65,13 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
     try:
         for number in range(size):
             environment = {**os.environ, **rank_environment(number, size, cpus, rendezvous, launch_id)}
-            process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - one thread
+            )
             ranks.append(_Rank(number, process))
         _mind(ranks, stop)
     finally:

@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 class Client:
     """One rank's connection to the control channel; reconnects once if the server dropped it."""
 
-    def __init__(self, address: Address, rank: int, timeout: float = 10.0) -> None:
+    def __init__(self, address: Address, rank: int, timeout: float = 3.0) -> None:
         self.address = address
         self._rank = rank
         self._timeout = timeout

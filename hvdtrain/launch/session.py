@@ -23,6 +23,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import hvdtrain
 from hvdtrain.errors import UserError
@@ -290,19 +291,19 @@ class Session:
     # --- the end ---
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self.fail(error)
+        self.fail(error, 2 if isinstance(error, UserError) else 1)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the world that this rank failed, show why, and end this process. Does not return.
+    def fail(self, error: BaseException, status: int = 1) -> NoReturn:
+        """Tell the world that this rank failed, show why, and end this process with `status`.
 
         An error that only says that peers vanished waits for the reason, which another rank gives.
         """
         consequence = type(error).__name__ == "HorovodInternalError"
-        reason = "".join(traceback.format_exception_only(error)).strip()
+        reason = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception_only(error)).strip()
         if not consequence:
             say(str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)))
         if self._client is None:
-            leave(1)
+            leave(status)
         self._tell_failure(reason, consequence)
         if consequence:
             # The watchdog ends this process as soon as it hears who began it.
@@ -311,16 +312,17 @@ class Session:
             self._tell_failure(reason, consequence=False)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
-        leave(2 if isinstance(error, UserError) else 1)
+        leave(status)
 
     def _tell_failure(self, reason: str, consequence: bool) -> None:
         if self._watchdog is not None and not consequence:
             self._watchdog.stop()
         try:
             assert self._client is not None
-            self._client.send("fail", node=self.world.node, reason=reason.splitlines()[-1], consequence=consequence)
+            self._client.send("fail", node=self.world.node, reason=_last_line(reason), consequence=consequence)
         except ConnectionError:
-            say(f"rank {self.world.rank} could not tell rank 0, which is gone")
+            if not consequence:
+                say(f"rank {self.world.rank} could not tell rank 0, which is gone")
 
     def close(self) -> None:
         """Leave in good order: nobody takes our silence for death, and rank 0's server outlasts the others' goodbye."""
@@ -363,6 +365,10 @@ def seconds_from(variable: str, default: float) -> float:
     if not value >= 0:
         raise UserError(f"{variable}={text} is not a number of seconds")
     return value
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else "no reason given"
 
 
 def _version(package: str) -> str:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from hvdtrain import record
 from hvdtrain.launch.control import GONE_SECONDS, Supervisor, Verdict
 from hvdtrain.launch.rendezvous import Client
 
@@ -39,7 +40,7 @@ class Watchdog:
         self._supervisor = supervisor
         self._main = threading.main_thread().ident
         self._stop = threading.Event()
-        self._silent_since: float | None = None
+        self._answered = time.monotonic()
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="hvdtrain-watchdog", daemon=True)
         self._thread.start()
@@ -68,7 +69,7 @@ class Watchdog:
                 self._client.send("stack", stack=self._stack())
         except ConnectionError as error:
             return self._unanswered(frozen=isinstance(error.__cause__, TimeoutError))
-        self._silent_since = None
+        self._answered = time.monotonic()
         # Rank 0 leaves: whoever is left finishes on its own.
         self._closing = answer["state"] == "closing"
         return Verdict(**answer["verdict"]) if answer["state"] == "end" else None
@@ -77,10 +78,7 @@ class Watchdog:
         """Rank 0 did not answer: is it dead (its port is closed), or frozen (its kernel still listens)?"""
         if self._stop.is_set():
             return None
-        now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        silent = now - self._silent_since
+        silent = time.monotonic() - self._answered
         if not frozen and silent > GONE_SECONDS:
             return Verdict(0, "rank 0 died without a word (killed, out of memory, or crashed in native code)")
         if frozen and self._stall_timeout and silent > self._stall_timeout:
@@ -89,21 +87,27 @@ class Watchdog:
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main or 0)
-        return "".join(traceback.format_stack(frame)) if frame else ""
+        if frame is None:
+            return ""
+        frames = traceback.extract_stack(frame)
+        # What is above the job's own code (hvdtrain.run and runpy) tells its author nothing.
+        outside = [index for index, entry in enumerate(frames) if "runpy" in entry.filename]
+        return "".join(traceback.format_list(frames[outside[-1] + 1 if outside else 0 :]))
 
     def end(self, verdict: Verdict) -> NoReturn:
         """Say why, once for the world, and end this process without asking anybody's leave: the main thread may never return."""
         # Rank 0 speaks for all; if it is the one that died, the next one does.
         speaker = 1 if verdict.rank == 0 else 0
         if self._rank == speaker:
-            say(f"{verdict.reason}; ending all {'other ' if verdict.rank else ''}ranks")
+            say(f"{verdict.reason}; ending all other ranks")
             if verdict.details:
                 say(verdict.details)
+            record.note(reason=verdict.reason)
         elif self._rank != verdict.rank:
             print(f"hvdtrain: {verdict.reason}", file=sys.stderr)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
-        leave(ENDED_BY_ANOTHER)
+        leave(1 if self._rank == verdict.rank else ENDED_BY_ANOTHER)
 
 
 def leave(status: int) -> NoReturn:

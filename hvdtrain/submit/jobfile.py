@@ -51,12 +51,11 @@ class JobFile:
             UserError: the job does not take it; names the nearest that it takes.
         """
         if name not in self.options:
-            legal = (
-                f"it takes {', '.join(sorted(self.options))}" if self.options else "no option can be seen in its file"
-            )
+            legal = f"It takes {', '.join(sorted(self.options))}" if self.options else "No option shows in its file"
+            hint = nearest(name, self.options) or "."
             raise UserError(
-                f'the job "{self.workload}" takes no {name} ({given_as}){nearest(name, self.options)}; {legal}. '
-                "Arguments after -- are passed to it unchecked"
+                f'the job "{self.workload}" takes no {name} ({given_as}){hint} {legal}; '
+                "arguments after -- are passed to it unchecked"
             )
         return self.options[name]
 

@@ -37,7 +37,7 @@ class Local:
         """
         self._gpus = machine.visible_gpus({**os.environ, **request.common.environment})
         notes = machine.check_ranks(list(request.grid.gpus), self._gpus, machine.cores())
-        if request.common.launcher == "mpirun" and shutil.which("mpirun") is None:
+        if request.common.launcher == "mpirun" and not machine.has_mpirun(sys.executable, os.environ):
             raise UserError(
                 "--launcher mpirun: there is no mpirun on the PATH; leave --launcher out to start ranks without it"
             )
@@ -76,8 +76,8 @@ class Local:
                 display.ended(result)
                 if result["status"] not in ("completed", "cancelled"):
                     display.say(summary.failure(folder))
-                if result["status"] == "completed" and result.get("seconds") is not None:
-                    view.ended.append((cell.gpus, result["seconds"]))
+                if result["status"] == "completed":
+                    view.ended.append((cell.gpus, view.elapsed()))
                 if result["status"] == "cancelled":
                     return False
         return True

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from hvdtrain.errors import UserError
 
@@ -39,6 +40,11 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
         ) from error
     present = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
     return present if chosen is None else min(present, len(chosen.split(",")))
+
+
+def has_mpirun(python: str, environ: Mapping[str, str]) -> bool:
+    """Whether the launcher will find mpirun: beside the interpreter, where PyPI's Open MPI puts it, or on the PATH."""
+    return Path(python).with_name("mpirun").exists() or shutil.which("mpirun", path=environ.get("PATH")) is not None
 
 
 def check_ranks(ranks: list[int], gpus: int, cores: int) -> list[str]:

@@ -51,6 +51,9 @@ def test_three_panels_with_their_data(study: Path) -> None:
     assert np.asarray(ideal.get_ydata()).tolist() == [100, 400]
     assert [text.get_text() for text in speed.get_xticklabels()] == ["4", "2", "1"]
     assert (speed.get_xscale(), speed.get_yscale()) == ("log", "log")
+    low, high = speed.get_ylim()
+    numbers = [text.get_text() for text in speed.get_yticklabels() if low <= text.get_position()[1] <= high]
+    assert numbers == ["100", "200", "300", "500"]
     curves = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in accuracy.lines}
     assert curves == {"1": [50, 80, 89], "2": [50, 80, 88], "4": [50, 80, 86]}
     title = figure.texts[0].get_text()
@@ -110,6 +113,12 @@ def test_nothing_written_overlaps(add_cell: AddCell, ranks: tuple[int, ...]) -> 
     for count in ranks:
         folder = add_cell(count, [10, 987_654 * count, 987_654 * count])
     figure, _ = figure_of(folder)
+    no_overlaps(figure)
+
+
+def test_nothing_written_overlaps_with_a_long_line_below(study: Path) -> None:
+    figure, _ = figure_of(study)
+    assert "replicates" in figure.texts[1].get_text()
     no_overlaps(figure)
 
 

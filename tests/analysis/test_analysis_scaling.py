@@ -83,7 +83,8 @@ def test_what_differs_besides_ranks_is_another_group(add_cell: AddCell, facts: d
 
 
 def test_a_plain_study_has_no_notes_but_its_baseline(add_cell: AddCell) -> None:
-    add_cell(1)
+    # One rank alone has no controller, which is no difference worth a note.
+    add_cell(1, facts={"launcher": "alone", "controller": None})
     part = only_part(add_cell(2))
     assert part.notes == (
         "Speedup and efficiency against 1 CPU rank. "
@@ -98,7 +99,7 @@ def test_other_launchers_hosts_and_too_few_cores_are_said(add_cell: AddCell) -> 
     add_cell(2, facts={"launcher": "pmix", "controller": "mpi"})
     study = add_cell(16, facts={"hosts": ["node02"]})
     said = notes(study)
-    assert "under different launchers (1, 16 CPU ranks: gloo with gloo, 2 CPU ranks: pmix with mpi)" in said
+    assert "under different launchers (2 CPU ranks: pmix with mpi, 16 CPU ranks: gloo with gloo)" in said
     assert "on different hosts (1, 2 CPU ranks: node01, 16 CPU ranks: node02)" in said
     assert "16 CPU ranks shared 8 cores of node02: they took turns, so the comparison measures that too." in said
     assert "GPU" not in said

@@ -73,7 +73,8 @@ def test_a_user_error_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_head_is_enough(room: Path) -> None:
-    pipeline = f"{sys.executable} -m hvdtrain.submit --job toy.py --gpus 1 --seeds 900 --dry-run | head -1; echo ${{PIPESTATUS[0]}}"
+    submit = f"{sys.executable} -m hvdtrain.submit --job toy.py --gpus 1 --seeds 900 --dry-run"
+    pipeline = f"{submit} | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", pipeline], cwd=room, env=plain_environment(), capture_output=True, text=True, check=True
     )

@@ -241,3 +241,17 @@ def test_the_command_line_asks_the_machine(submit: Submit, tmp_path: Path, room:
     assert done.returncode == 2
     assert "2 ranks need 2 GPUs and this machine shows 1" in done.stderr
     assert not (room / "runs").exists()
+
+
+def test_mpirun_that_is_not_there(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(room)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert cli.main(["--job", "toy.py", "--gpus", "1", "--launcher", "mpirun"]) == 2
+    assert "there is no mpirun" in capfd.readouterr().err
+    assert not (room / "runs").exists()
+    assert not machine.has_mpirun(str(tmp_path / "python"), {"PATH": "/nowhere"})
+    (tmp_path / "mpirun").touch()
+    assert machine.has_mpirun(str(tmp_path / "python"), {"PATH": "/nowhere"})

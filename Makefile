@@ -1,0 +1,74 @@
+# Two commands do all the set-up; both may be repeated and then start in seconds.
+#   make demo   a scaling study on this machine's CPUs
+#   make test   everything the tests need, then every test
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Arguments for pytest, as in: make test PYTEST="tests/submit -x"
+PYTEST ?=
+# Where to take PyTorch from. Without a GPU the CPU build saves several GB; it has an index of its own.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+SOURCES := pyproject.toml constraints.txt
+
+# $(call timed,what it does and how long that takes,command)
+define timed
+@echo "==> $(1)"; began=$$(date +%s); $(2) && echo "    done in $$(($$(date +%s) - began)) s"
+endef
+
+.PHONY: help demo test lint types venv system-packages horovod clean
+
+help:
+	@echo "make demo    set up (about 4 min the first time), then a scaling study with 1, 2 and 4 ranks on this machine's CPUs"
+	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 15 min)"
+	@echo "make lint    ruff        make types   mypy        make clean   remove $(VENV)"
+
+demo: $(BIN)/.torch horovod
+	@echo "==> A scaling study of a small network on 1,797 real handwritten digits: 1, 2 and 4 CPU ranks (about 1 min)"
+	@source $(BIN)/activate && python -m hvdtrain.submit --gpus 1,2,4 --job digits --wait && python -m analysis report runs/digits
+
+test: $(BIN)/.dev system-packages horovod lint types
+	$(call timed,Tests (about 12 min on 2 cores),source $(BIN)/activate && python -m pytest $(PYTEST))
+
+lint: $(BIN)/.dev
+	$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+
+types: $(BIN)/.dev
+	$(call timed,mypy,$(BIN)/mypy)
+
+$(BIN)/python:
+	$(call timed,Python environment in $(VENV) (5 s),$(PYTHON) -m venv $(VENV))
+
+# Without a GPU, and where its index answers, the CPU build of PyTorch.
+$(BIN)/.torch: $(SOURCES) | $(BIN)/python
+	$(call timed,PyTorch$(,) Open MPI and what the report needs (1 to 2 min the first time),\
+	  index=""; if ! command -v nvidia-smi >/dev/null && $(PYTHON) -c "import urllib.request as r; r.urlopen('$(TORCH_CPU_INDEX)/torch/'$(,) timeout=3)" 2>/dev/null; \
+	  then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
+	  $(PIP) install -q -c constraints.txt $$index -e '.[torch$(,)mpi]')
+	@touch $@
+
+$(BIN)/.dev: $(BIN)/.torch
+	$(call timed,Test tools (20 s),$(PIP) install -q -c constraints.txt -e '.[torch$(,)mpi$(,)dev]')
+	@touch $@
+
+horovod: $(BIN)/.torch
+	$(call timed,Horovod for this PyTorch (2 min the first time$(,) then seconds),source $(BIN)/activate && hvdtrain build-horovod --frameworks torch)
+
+# SLURM for the tests that submit to a real cluster. As root on Debian or Ubuntu it is installed; elsewhere it is listed.
+PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck
+system-packages:
+	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "==> System packages:$$missing (1 min)"; \
+	  apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else \
+	  echo "The tests need these system packages; install them, then make test again:$$missing"; exit 1; \
+	fi
+
+clean:
+	rm -rf $(VENV)
+
+, := ,
