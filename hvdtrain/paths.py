@@ -37,4 +37,6 @@ def find_job(job: str) -> Path:
     if job in job_names():
         return shipped("jobs") / f"{job}.py"
     names = ", ".join(job_names())
-    raise UserError(f'no job "{job}"; the jobs are {names}, or give the path of your own file.py{nearest(job, job_names())}')
+    raise UserError(
+        f'no job "{job}"; the jobs are {names}, or give the path of your own file.py{nearest(job, job_names())}'
+    )

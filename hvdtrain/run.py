@@ -1,6 +1,7 @@
 """`python -m hvdtrain.run JOB ...`: one rank of a job, under srun, mpirun, our starter, or alone.
 
-Adds to `python JOB` what a recorded run needs: logs of its own for ranks other than 0, and `result.json`. The job itself needs none of this and runs as a plain script too.
+Adds to `python JOB` what a recorded run needs: logs of their own for ranks other than 0, and `result.json`.
+The job itself needs none of this and runs as a plain script too.
 """
 
 from __future__ import annotations

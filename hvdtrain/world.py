@@ -35,7 +35,9 @@ class World:
         for name, of in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
             value, bound = getattr(self, name), getattr(self, of)
             if not 0 <= value < bound:
-                raise UserError(f"{name} {value} does not lie in 0..{bound - 1} ({of} is {bound}): the launcher's variables disagree")
+                raise UserError(
+                    f"{name} {value} does not lie in 0..{bound - 1} ({of} is {bound}): the launcher's variables disagree"
+                )
 
     @property
     def nodes(self) -> int:
@@ -70,15 +72,15 @@ def detect(environ: Environment | None = None) -> World:
 def choose_device(visible: int, world: World) -> str:
     """The device of this rank when it sees `visible` GPUs.
 
-    None: "cpu". One: that one (SLURM gives each task its own; our local starter does not, so there it would be shared).
-    As many as local ranks: the one of the local rank.
+    None: "cpu". One: that one (SLURM and our local starter give each rank its own). As many as local ranks: the one of
+    the local rank.
 
     Raises:
         UserError: any other number; says what is visible.
     """
     if visible == 0:
         return "cpu"
-    if visible == 1 and (world.local_size == 1 or world.launcher != "local"):
+    if visible == 1:
         return "cuda:0"
     if visible == world.local_size:
         return f"cuda:{world.local_rank}"
@@ -221,7 +223,9 @@ def _expand_brackets(pattern: str) -> Sequence[str]:
 def _text(environ: Environment, name: str) -> str:
     value = environ.get(name, "")
     if not value:
-        raise UserError(f"{name} is not set, though other variables of the same launcher are; start ranks through one launcher only")
+        raise UserError(
+            f"{name} is not set, though other variables of the same launcher are; start ranks through one launcher only"
+        )
     return value
 
 

@@ -45,9 +45,7 @@ def main() -> None:
     validation = ht.validation_loader(validation_data, 256)
     model = network().to(world.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
-    model, optimizer = ht.distribute(
-        model, optimizer, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs
-    )
+    model, optimizer = ht.distribute(model, optimizer, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs)
     ht.fit(model, optimizer, nn.CrossEntropyLoss(), train, validation, epochs=options.epochs)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+
 @dataclass(frozen=True)
 class Ended:
     """A world that has ended: status, what it printed, how long it took."""
@@ -20,7 +21,9 @@ class Ended:
     seconds: float
 
 
-def run_world(ranks: int, script: Path | str, *arguments: object, options: Sequence[str] = (), **environment: str) -> Ended:
+def run_world(
+    ranks: int, script: Path | str, *arguments: object, options: Sequence[str] = (), **environment: str
+) -> Ended:
     """Start `ranks` real ranks of a script through `python -m hvdtrain.launch` and wait for their end."""
     command = [sys.executable, "-m", "hvdtrain.launch", "-n", str(ranks), *options, str(script), *map(str, arguments)]
     began = time.monotonic()

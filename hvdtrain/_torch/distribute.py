@@ -170,6 +170,7 @@ class Synchronizer:
         self.seconds_optimizer += time.perf_counter() - self._step_began
         session().progress("training", self.steps)
 
+
 def distribute(
     model: Model,
     optimizer: SomeOptimizer,
@@ -218,12 +219,18 @@ def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
     if hasattr(optimizer, "_allreduce_delay"):
         raise UserError("this optimizer is wrapped by hvd.DistributedOptimizer; give distribute() the plain one")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise UserError(f"the model is wrapped by {type(model).__name__}; give distribute() the plain model (model.module)")
+        raise UserError(
+            f"the model is wrapped by {type(model).__name__}; give distribute() the plain model (model.module)"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError("LBFGS evaluates the loss a different number of times on each rank, so it cannot be synchronised")
+        raise UserError(
+            "LBFGS evaluates the loss a different number of times on each rank, so it cannot be synchronised"
+        )
     schedulers = [group for group in optimizer.param_groups if "initial_lr" in group]
     if schedulers:
-        raise UserError("create the learning-rate scheduler after distribute(): it has already stored the rate of one rank")
+        raise UserError(
+            "create the learning-rate scheduler after distribute(): it has already stored the rate of one rank"
+        )
 
 
 def _broadcast(model: nn.Module, optimizer: Optimizer) -> None:

@@ -104,7 +104,9 @@ def fit(
     """
     synchronizer: Synchronizer | None = getattr(optimizer, "hvdtrain", None)
     if synchronizer is None:
-        raise UserError("fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself")
+        raise UserError(
+            "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
+        )
     if epochs < 1:
         raise UserError(f"epochs={epochs}: train for at least one")
     synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or len(train)

@@ -23,7 +23,9 @@ class Loader:
         batch_size: samples per rank and step.
     """
 
-    def __init__(self, dataset: Dataset[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: Any) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: Any
+    ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.epoch = 1
@@ -75,7 +77,13 @@ def _load(dataset: Dataset[Any], batches: list[ShardBatch], options: Any) -> Dat
 
 
 def loader(
-    dataset: Dataset[Any], batch_size: int, *, shuffle: bool = True, uneven: Uneven = "pad", seed: int = 0, **options: Any
+    dataset: Dataset[Any],
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    uneven: Uneven = "pad",
+    seed: int = 0,
+    **options: Any,
 ) -> Loader:
     """A loader of training batches of `batch_size` samples for this rank.
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hvdtrain.horovod_build.errors import BuildError
 
-# Horovod's own requirements: installed if missing, never upgraded, so that nothing else moves.
-REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi")
+# What Horovod imports: installed if missing, never upgraded, so that nothing else moves. Not cffi, which its released
+# metadata asks for: nothing has used it since torch 1.0.
+REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 
 def pip_command() -> list[str]:
@@ -58,7 +59,7 @@ def install(wheel: Path) -> None:
     """Install the wheel and what it needs, touching nothing that is installed already."""
     missing = missing_requirements()
     if missing:
-        # cffi brings pycparser, the others bring nothing: no framework, no numpy.
+        # None of them brings anything along: no framework, no numpy.
         _run(["install", "--upgrade-strategy", "only-if-needed", *missing], f"could not install {', '.join(missing)}")
     _run(["install", "--no-deps", "--no-index", "--force-reinstall", str(wheel)], "could not install Horovod's wheel")
 

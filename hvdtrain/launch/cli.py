@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from hvdtrain import record
-from hvdtrain.errors import UserError, nearest
+from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.session import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
@@ -40,7 +40,9 @@ def choose(name: str, ranks: int) -> Launcher:
     launcher = REGISTRY[name]
     needed = launcher.command(Request(1, ["true"]))[0]
     if shutil.which(needed) is None:
-        raise UserError(f'launcher {name} needs "{needed}", which is not on the PATH; leave --launcher out to start ranks here')
+        raise UserError(
+            f'launcher {name} needs "{needed}", which is not on the PATH; leave --launcher out to start ranks here'
+        )
     return launcher
 
 
@@ -60,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("job", help="name of a job, or a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.ranks < 1:
-            raise UserError(f"-n {arguments.ranks}: a world has at least one rank")
-        job = find_job(arguments.job)
-        launcher = choose(arguments.launcher, arguments.ranks)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_cli(lambda _: _start(arguments), [])
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    if arguments.ranks < 1:
+        raise UserError(f"-n {arguments.ranks}: a world has at least one rank")
+    job = find_job(arguments.job)
+    launcher = choose(arguments.launcher, arguments.ranks)
     options = {STALL_TIMEOUT_VARIABLE: arguments.stall_timeout, CONNECT_TIMEOUT_VARIABLE: arguments.connect_timeout}
     environment = {**os.environ, **{name: str(value) for name, value in options.items() if value is not None}}
     environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))

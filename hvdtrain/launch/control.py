@@ -72,7 +72,13 @@ class Supervisor:
     def answer(self, verb: str, message: Message) -> Message:
         """The answer to one message of rank `message["rank"]`."""
         with self._lock:
-            handle = {"join": self._join, "beat": self._beat, "stack": self._stack, "fail": self._fail, "bye": self._bye}
+            handle = {
+                "join": self._join,
+                "beat": self._beat,
+                "stack": self._stack,
+                "fail": self._fail,
+                "bye": self._bye,
+            }
             return handle[verb](message["rank"], message)
 
     # --- before Horovod starts ---
@@ -101,7 +107,9 @@ class Supervisor:
 
     def _disagreement(self, missing: list[int]) -> str:
         """What is wrong with those who joined, as text; empty when Horovod may start."""
-        if problems := _grouped({rank: message["problem"] for rank, message in self._joined.items() if message["problem"]}):
+        if problems := _grouped(
+            {rank: message["problem"] for rank, message in self._joined.items() if message["problem"]}
+        ):
             return "\n".join(f"{_ranks(ranks)}: {text}" for text, ranks in problems.items())
         if missing:
             here = ", ".join(sorted({message["place"]["node"] for message in self._joined.values()}))
@@ -225,7 +233,9 @@ class Supervisor:
         head = f"rank {rank} on {state.node}: step {state.step}, {state.activity}"
         if state.stack:
             return f"{head}\n{state.stack}"
-        return f"{head}; it does not answer (last heard of {now - state.heard:.0f} s ago: frozen, or stuck in native code)"
+        return (
+            f"{head}; it does not answer (last heard of {now - state.heard:.0f} s ago: frozen, or stuck in native code)"
+        )
 
     def _end(self, verdict: Verdict) -> None:
         # The first reason is the reason; what follows from it comes later.

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from hvdtrain.machine import find_mpirun
 
 Command = list[str]
 
@@ -60,9 +61,7 @@ class Mpirun(Launcher):
     name, about = "mpirun", "Open MPI's mpirun"
 
     def command(self, request: Request) -> Command:
-        # PyPI's Open MPI lies beside this interpreter, which need not be on the PATH.
-        beside = Path(sys.executable).with_name("mpirun")
-        mpirun = [str(beside) if beside.exists() else "mpirun"]
+        mpirun = [find_mpirun() or "mpirun"]
         if os.geteuid() == 0:
             mpirun.append("--allow-run-as-root")
         # More ranks than cores is the user's decision, said by submit; binding would put several on one core.

@@ -22,8 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from hvdtrain.errors import UserError, run_cli
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
+from hvdtrain.machine import visible_gpus
 
 #: Survivors of a failure end by themselves in about three seconds; after this they are killed.
 GRACE_SECONDS = 7.0
@@ -58,19 +60,30 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
 
     Returns:
         0 if all ended well; else the status of the rank that failed first (128 + n for signal n).
+
+    Raises:
+        UserError: fewer GPUs than ranks.
     """
+    gpus = visible_gpus(os.environ)
+    if gpus and size > len(gpus):
+        raise UserError(
+            f"{size} ranks need {size} GPUs, but this machine shows {len(gpus)}; "
+            "hide them with CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
     rendezvous, launch_id = tempfile.mkdtemp(prefix="hvdtrain-"), secrets.token_hex(8)
     stop = _StopRequest()
     ranks: list[_Rank] = []
     try:
         for number in range(size):
             environment = {**os.environ, **rank_environment(number, size, cpus, rendezvous, launch_id)}
+            if gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = gpus[number]
             process = subprocess.Popen(
                 command,
                 env=environment,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - one thread
+                preexec_fn=die_with_parent(signal.SIGKILL),
             )
             ranks.append(_Rank(number, process))
         _mind(ranks, stop)
@@ -146,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or arguments.n < 1 or arguments.cpus < 1:
         parser.error("give -n N (at least 1), and after -- the command of one rank")
-    return start(arguments.n, command, arguments.cpus)
+    return run_cli(lambda _: start(arguments.n, command, arguments.cpus), [])
 
 
 if __name__ == "__main__":

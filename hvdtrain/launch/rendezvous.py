@@ -99,7 +99,9 @@ class _HTTPServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps a peer's connection open: its end tells that the peer died
-    disable_nagle_algorithm = True  # an answer is two small writes: without this each waits 40 ms for an acknowledgement
+    disable_nagle_algorithm = (
+        True  # an answer is two small writes: without this each waits 40 ms for an acknowledgement
+    )
     server: _HTTPServer
     _rank: int | None = None
 

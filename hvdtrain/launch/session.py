@@ -1,9 +1,9 @@
 """One rank's part in one world: the checks before Horovod starts, the watchdog while it runs, the goodbye at the end.
 
-    session = Session(world, framework="torch")
-    session.prepare()                      # every check, in Python; sets HOROVOD_* for Gloo
-    hvd.init()                             # from here on a failure of Gloo would be an abort that nothing can catch
-    session.started(hvd.size(), hvd.rank(), broadcast)
+session = Session(world, framework="torch")
+session.prepare()                      # every check, in Python; sets HOROVOD_* for Gloo
+hvd.init()                             # from here on a failure of Gloo would be an abort that nothing can catch
+session.started(hvd.size(), hvd.rank(), broadcast)
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -308,7 +307,9 @@ class Session:
         if consequence:
             # The watchdog ends this process as soon as it hears who began it.
             time.sleep(6.0)
-            say(f"rank {self.world.rank} on {self.world.node}: Horovod failed and no other rank gave a reason\n{reason}")
+            say(
+                f"rank {self.world.rank} on {self.world.node}: Horovod failed and no other rank gave a reason\n{reason}"
+            )
             self._tell_failure(reason, consequence=False)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)

@@ -28,7 +28,9 @@ class Watchdog:
     The main thread reports by `step`, `activity` and `waiting`; plain attributes, so that reporting costs nothing.
     """
 
-    def __init__(self, rank: int, node: str, client: Client, stall_timeout: float, supervisor: Supervisor | None) -> None:
+    def __init__(
+        self, rank: int, node: str, client: Client, stall_timeout: float, supervisor: Supervisor | None
+    ) -> None:
         self.step = 0
         self.beats = 0
         self.activity = "starting"

@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 
-from hvdtrain import record
+from hvdtrain import machine, record
 from hvdtrain.errors import UserError
-from hvdtrain.submit import machine, progress, summary
+from hvdtrain.submit import progress, summary
 from hvdtrain.submit.attempt import Attempt, adopt_orphans
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
@@ -35,9 +35,9 @@ class Local:
         Raises:
             UserError: the machine cannot run the request.
         """
-        self._gpus = machine.visible_gpus({**os.environ, **request.common.environment})
+        self._gpus = len(machine.visible_gpus({**os.environ, **request.common.environment}))
         notes = machine.check_ranks(list(request.grid.gpus), self._gpus, machine.cores())
-        if request.common.launcher == "mpirun" and not machine.has_mpirun(sys.executable, os.environ):
+        if request.common.launcher == "mpirun" and machine.find_mpirun() is None:
             raise UserError(
                 "--launcher mpirun: there is no mpirun on the PATH; leave --launcher out to start ranks without it"
             )

@@ -175,7 +175,7 @@ class TerminalDisplay:
         self._bars.reset(self._cell, total=self.view.cell.epochs, description=self.view.place, visible=True)
         self.tick(new_epochs=False)
 
-    def tick(self, new_epochs: bool) -> None:  # noqa: ARG002 - bars move with the clock too
+    def tick(self, new_epochs: bool) -> None:
         """Draw."""
         view = self.view
         cell, study = view.remaining()

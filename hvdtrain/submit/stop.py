@@ -39,6 +39,6 @@ class Stop:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal() calls it
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self.times += 1
         self.signal = signal.Signals(number)

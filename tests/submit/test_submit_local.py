@@ -12,7 +12,7 @@ import pytest
 from submit_helpers import Submit
 
 from hvdtrain import record
-from hvdtrain.submit.machine import cores
+from hvdtrain.machine import cores
 
 
 def load(path: Path) -> dict[str, Any]:

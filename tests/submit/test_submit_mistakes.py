@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from submit_helpers import Submit, command, plain_environment
 
-from hvdtrain.submit import cli, machine
+from hvdtrain import machine
+from hvdtrain.submit import cli
 
 MISTAKES = [
     ([], "--gpus is missing: say how many ranks to train with, such as --gpus 2,4"),
@@ -221,12 +222,12 @@ def fake_smi(folder: Path, body: str) -> dict[str, str]:
 
 def test_visible_gpus(tmp_path: Path) -> None:
     environ = fake_smi(tmp_path / "bin", "printf 'GPU 0: Tesla T4 (UUID: GPU-a)\\nGPU 1: Tesla T4 (UUID: GPU-b)\\n'")
-    assert machine.visible_gpus(environ) == 2
-    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "1"}) == 1
-    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "-1"}) == 0
-    assert machine.visible_gpus({"PATH": "/nowhere"}) == 0
-    assert machine.visible_gpus(fake_smi(tmp_path / "broken", "echo no driver; exit 9")) == 0
+    assert machine.visible_gpus(environ) == ["0", "1"]
+    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "1"}) == ["1"]
+    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": ""}) == []
+    assert machine.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert machine.visible_gpus({"PATH": "/nowhere"}) == []
+    assert machine.visible_gpus(fake_smi(tmp_path / "broken", "echo no driver; exit 9")) == []
 
 
 def test_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,18 +20,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def visible_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that a rank started with `environ` could use: what nvidia-smi lists, less what CUDA_VISIBLE_DEVICES hides.
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """GPUs that a process started with `environ` could use, as CUDA_VISIBLE_DEVICES names them.
+
+    What nvidia-smi lists, less what CUDA_VISIBLE_DEVICES hides.
 
     Raises:
         UserError: nvidia-smi is there and does not answer.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.strip() in ("", "-1"):
-        return 0
+        return []
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
-        return 0
+        return []
     try:
         answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_SMI_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
@@ -39,12 +42,13 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
             "Repair it, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
         ) from error
     present = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
-    return present if chosen is None else min(present, len(chosen.split(",")))
+    return [str(index) for index in range(present)] if chosen is None else chosen.split(",")[:present]
 
 
-def has_mpirun(python: str, environ: Mapping[str, str]) -> bool:
-    """Whether the launcher will find mpirun: beside the interpreter, where PyPI's Open MPI puts it, or on the PATH."""
-    return Path(python).with_name("mpirun").exists() or shutil.which("mpirun", path=environ.get("PATH")) is not None
+def find_mpirun() -> str | None:
+    """mpirun beside this interpreter, where PyPI's Open MPI puts it and which need not be on the PATH, or on the PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def check_ranks(ranks: list[int], gpus: int, cores: int) -> list[str]:
