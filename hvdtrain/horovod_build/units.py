@@ -24,8 +24,8 @@ _RECIPE = 2
 
 _BASE = (
     "-fPIC", "-pthread", "-DNDEBUG", "-DEIGEN_MPL2_ONLY=1", "-DHAVE_GLOO=1", "-w",
-    # Since gcc 13 the standard headers no longer bring <cstdint> along; several files of Horovod and Gloo use it.
-    "-include", "cstdint",
+    # Since gcc 13 the standard headers no longer bring these along; a dozen files of Horovod and Gloo count on it.
+    "-include", "cstdint", "-include", "stdexcept",
 )  # fmt: skip
 # Horovod's Eigen and TensorFlow's differ in version and would meet in one library: give ours another name.
 _OWN_EIGEN = ("-DEigen=horovod_eigen",)

@@ -9,6 +9,7 @@ session.started(hvd.size(), hvd.rank(), broadcast)
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import resource
@@ -25,6 +26,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import hvdtrain
+from hvdtrain import record
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
 from hvdtrain.launch import network
@@ -301,6 +303,7 @@ class Session:
         reason = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception_only(error)).strip()
         if not consequence:
             say(str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)))
+            record.note(reason=f"rank {self.world.rank} on {self.world.node} failed: {_last_line(reason)}")
         if self._client is None:
             leave(status)
         self._tell_failure(reason, consequence)
@@ -333,10 +336,8 @@ class Session:
             self._supervisor.closing = True
             wait_until(self._supervisor.all_left, seconds=6 * INTERVAL_SECONDS)
         self._watchdog.stop()
-        try:
+        with contextlib.suppress(ConnectionError):  # rank 0 may have left first; there is nobody to tell then
             self._client.send("bye")
-        except ConnectionError:
-            pass  # rank 0 left first; there is nobody to tell
         self._client.close()
         if self._server:
             self._server.close()
