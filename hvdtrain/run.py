@@ -100,8 +100,6 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
                 record.finish(folder, outcome, status, str(error))
         session.close()
         leave(status)
-    if folder is not None and session.world.rank == 0 and type(error).__name__ != "HorovodInternalError":
-        record.finish(folder, outcome, status, "".join(traceback.format_exception_only(error)).strip())
     session.fail(error, status)
 
 

@@ -17,7 +17,8 @@ from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
 from hvdtrain.launch.orphans import die_with_parent
-from hvdtrain.launch.session import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
+from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
+from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 from hvdtrain.machine import find_mpirun
 from hvdtrain.paths import find_job
 
@@ -103,7 +104,8 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
     status = process.wait()
-    return status if status >= 0 else 128 - status
+    # mpirun reports whichever rank ended first; that another rank began it is no status of the world.
+    return 1 if status == ENDED_BY_ANOTHER else status if status >= 0 else 128 - status
 
 
 def _reason(status: int) -> str:

@@ -27,6 +27,9 @@ from typing import Any
 
 Message = dict[str, Any]
 
+#: A problem that rank 0 published longer ago belongs to an earlier start. Generous: clocks of file servers differ.
+FRESH_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class Address:
@@ -212,7 +215,8 @@ def await_address(path: Path, try_to_join: Callable[[Address], Message | None], 
         address = Address.read(path)
         if address is not None:
             seen = f"{address.host}:{address.port} does not answer"
-            if address.problem:
+            # What an earlier start of the same name left must not end this one.
+            if address.problem and time.time() - path.stat().st_mtime < FRESH_SECONDS:
                 return {"state": "refused", "problem": address.problem}
             answer = try_to_join(address)
             if answer is not None:

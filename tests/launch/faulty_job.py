@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,10 +19,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--step", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--mark", type=Path, help="file to write when the fault happens")
     options = parser.parse_args()
-    if options.fault == "die-before-init" and os.environ.get("HOROVOD_RANK") == str(options.rank):
+    rank = os.environ.get("HOROVOD_RANK") or os.environ.get("SLURM_PROCID")
+    if options.fault == "die-before-init" and rank == str(options.rank):
+        options.mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if options.fault == "late-server" and os.environ.get("HOROVOD_RANK") == "0":
+    if options.fault == "late-server" and rank == "0":
         time.sleep(10)
     world = ht.init()
     torch.manual_seed(0)
@@ -34,6 +38,8 @@ def main() -> None:
         for x, y in train:
             step += 1
             if step == options.step and world.rank == options.rank:
+                if options.mark:
+                    options.mark.touch()
                 misbehave(options.fault)
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()

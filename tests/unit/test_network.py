@@ -1,0 +1,97 @@
+"""Which interface the ranks meet over, on this machine's real ones."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from hvdtrain.errors import UserError
+from hvdtrain.launch import network
+from hvdtrain.launch.network import Interface
+
+# TEST-NET-3 (RFC 5737): an address of another node that nobody has.
+ELSEWHERE = "203.0.113.1"
+
+
+def test_ranks_on_one_node_meet_on_loopback() -> None:
+    assert network.choose(None, None) == Interface("lo", "127.0.0.1")
+
+
+def test_interfaces_of_this_machine_have_their_own_addresses() -> None:
+    here = network.interfaces()
+    assert here["lo"] == Interface("lo", "127.0.0.1")
+    assert all(name == each.name and each.address.count(".") == 3 for name, each in here.items())
+
+
+def test_the_users_interface_is_taken() -> None:
+    assert network.choose("lo", None) == Interface("lo", "127.0.0.1")
+
+
+def test_an_unknown_interface_lists_what_there_is_and_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        network.choose("loo", ELSEWHERE)
+    message = str(caught.value)
+    for word in ("HOROVOD_GLOO_IFACE=loo", socket.gethostname(), 'did you mean "lo"?', "Unset the variable"):
+        assert word in message
+    assert all(f"{each.name} ({each.address})" in message for each in network.interfaces().values())
+
+
+def test_loopback_is_refused_when_ranks_are_on_other_nodes() -> None:
+    with pytest.raises(UserError) as caught:
+        network.choose("lo", ELSEWHERE)
+    message = str(caught.value)
+    assert "lo (127.0.0.1)" in message and "does not leave the node" in message
+    offered = message.rpartition("one of: ")[2]
+    assert offered == (", ".join(n for n, each in network.interfaces().items() if not each.stays_on_node) or "none")
+
+
+def test_a_peer_whose_name_leads_to_loopback_is_refused() -> None:
+    """Debian's /etc/hosts gives a machine's own name to 127.0.1.1; as another node's address that is a mistake."""
+    with pytest.raises(UserError, match="does not leave the node"):
+        network.choose(None, "127.0.1.1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
+def test_towards_loopback(address: str) -> None:
+    assert network.towards(address).name == "lo"
+
+
+def test_towards_an_own_address_finds_an_interface_that_exists() -> None:
+    outside = [each for each in network.interfaces().values() if not each.stays_on_node]
+    for each in outside:
+        # The kernel routes to its own addresses by loopback, but starts from the address itself.
+        assert network.towards(each.address) == each
+        assert network.choose(None, each.address) == each
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "stays"),
+    [
+        ("lo", "127.0.0.1", True),
+        ("eth0", "127.0.0.1", True),
+        ("docker0", "172.17.0.1", True),
+        ("br-5f3a", "172.18.0.1", True),
+        ("virbr0", "192.168.122.1", True),
+        ("veth12ab", "10.1.2.3", True),
+        ("eth0", "10.0.0.7", False),
+        ("ib0", "10.1.0.7", False),
+        ("bond0", "10.0.0.7", False),
+        ("enp5s0f1", "192.168.1.5", False),
+    ],
+)
+def test_interfaces_that_lead_nowhere(name: str, address: str, stays: bool) -> None:
+    assert Interface(name, address).stays_on_node is stays
+
+
+def test_resolve() -> None:
+    assert network.resolve("localhost") == "127.0.0.1"
+    assert network.resolve("198.51.100.7") == "198.51.100.7"
+
+
+def test_a_host_that_does_not_resolve_is_named() -> None:
+    # RFC 6761: names under .invalid never resolve.
+    with pytest.raises(UserError) as caught:
+        network.resolve("node7.invalid")
+    for word in ('"node7.invalid"', socket.gethostname(), "/etc/hosts"):
+        assert word in str(caught.value)

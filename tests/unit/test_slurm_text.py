@@ -1,0 +1,117 @@
+"""SLURM's compressed lists, the name of a launch, and another node of the step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.errors import UserError
+from hvdtrain.world import World, another_node, expand_hostlist, launch_id, tasks_per_node
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1", [1]), ("2(x3)", [2, 2, 2]), ("2(x3),1", [2, 2, 2, 1]), ("3,1(x2),4", [3, 1, 1, 4]), ("2, 1", [2, 1])],
+)
+def test_tasks_per_node(text: str, counts: list[int]) -> None:
+    assert tasks_per_node(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "2(x)", "2(3)", "2(x2", "2,,1", "-1", "2x3"])
+def test_tasks_per_node_refuses_what_slurm_never_writes(text: str) -> None:
+    with pytest.raises(UserError, match="is not a list of tasks per node such as") as caught:
+        tasks_per_node(text)
+    assert f'"{text}"' in str(caught.value)
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(1, 5)), min_size=1, max_size=6))
+def test_tasks_per_node_undoes_slurms_compression(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
+    assert tasks_per_node(text) == [count for count, times in runs for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("login", ["login"]),
+        ("hvd-t4-2,hvd-v100-1", ["hvd-t4-2", "hvd-v100-1"]),
+        ("hvd-t4-[1-2]", ["hvd-t4-1", "hvd-t4-2"]),
+        ("v100-[1-2,07],login", ["v100-1", "v100-2", "v100-07", "login"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[099-101]", ["n099", "n100", "n101"]),
+        ("r[1-2]c[3,5]", ["r1c3", "r1c5", "r2c3", "r2c5"]),
+        ("gpu[1,3].cluster.org", ["gpu1.cluster.org", "gpu3.cluster.org"]),
+        ("a[1,2],b[3]", ["a1", "a2", "b3"]),
+    ],
+)
+def test_hostlist(text: str, hosts: list[str]) -> None:
+    assert expand_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["n[a-b]", "n[1-b]", "n[]", "n[1,,2]"])
+def test_hostlist_refuses_what_is_not_one(text: str) -> None:
+    with pytest.raises(UserError, match="is not a host list such as") as caught:
+        expand_hostlist(text)
+    assert f'"{text}"' in str(caught.value)
+
+
+PREFIXES = st.text("abxyz-.", min_size=1, max_size=6)
+
+
+@st.composite
+def host_groups(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """One entry of a host list as SLURM compresses it, and the names it stands for."""
+    before, after = draw(PREFIXES), draw(st.sampled_from(["", "-ib", ".org"]))
+    width = draw(st.integers(1, 4))
+    items, names = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        first = draw(st.integers(0, 9 * 10 ** (width - 1)))
+        last = first + draw(st.integers(0, 9))
+        items.append(f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}")
+        names += [f"{before}{number:0{width}}{after}" for number in range(first, last + 1)]
+    return f"{before}[{','.join(items)}]{after}", names
+
+
+@given(st.lists(st.one_of(host_groups(), PREFIXES.map(lambda name: (name, [name]))), min_size=1, max_size=4))
+def test_hostlist_undoes_slurms_compression(groups: list[tuple[str, list[str]]]) -> None:
+    text = ",".join(compressed for compressed, _ in groups)
+    assert expand_hostlist(text) == [name for _, names in groups for name in names]
+
+
+START = {"SLURM_CLUSTER_NAME": "hvd", "SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0"}
+
+
+def test_launch_id_is_the_same_on_all_ranks() -> None:
+    ranks = [START | {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": f"n{rank}"} for rank in range(3)]
+    assert len({launch_id(environ) for environ in ranks}) == 1
+    # SLURM leaves the count unset in the first run, and some sites export 0.
+    assert launch_id(START | {"SLURM_RESTART_COUNT": "0"}) == launch_id(START)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_RESTART_COUNT", "1"),
+        ("SLURM_STEP_ID", "1"),
+        ("SLURM_JOB_ID", "14"),
+        ("SLURM_CLUSTER_NAME", "other"),
+        ("HVDTRAIN_LAUNCH_ID", "by-hand"),
+    ],
+)
+def test_launch_id_differs_for_another_start(name: str, value: str) -> None:
+    assert launch_id(START | {name: value}) != launch_id(START)
+
+
+def test_launch_id_can_be_given() -> None:
+    assert launch_id(START | {"HVDTRAIN_LAUNCH_ID": "by-hand"}) == "by-hand"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "other"),
+    [("hvd-t4-[1-2]", "hvd-t4-2"), ("hvd-t4-[0-1]", "hvd-t4-0"), ("hvd-t4-1", None), ("", None), (None, None)],
+)
+def test_another_node_of_the_step(nodes: str | None, other: str | None) -> None:
+    world = World(0, 2, 0, 1, 0, 2, "hvd-t4-1", "cpu", "gloo")
+    assert another_node(world, {} if nodes is None else {"SLURM_STEP_NODELIST": nodes}) == other
