@@ -19,7 +19,7 @@ from hvdtrain.horovod_build.units import Tools
 
 @pytest.mark.parametrize("name", [name for name in BuildInfo.__dataclass_fields__ if name != "key"])
 def test_the_key_changes_with_each_ingredient(info: BuildInfo, name: str) -> None:
-    other = replace(info, **{name: ("x",) if name == "features" else "other"})
+    other = BuildInfo.from_dict({**info.as_dict(), name: ("x",) if name == "features" else "other"})
     assert make_key(other, [1]) != make_key(info, [1])
 
 

@@ -202,7 +202,8 @@ def test_gloos_connections_are_nobodys(meeting: Meeting) -> None:
 PEER = """
 import sys, time
 from hvdtrain.launch.rendezvous import Address, Client
-Client(Address(sys.argv[1], int(sys.argv[2]), sys.argv[3]), rank=6).send("beat")
+client = Client(Address(sys.argv[1], int(sys.argv[2]), sys.argv[3]), rank=6)
+client.send("beat")
 print("sent", flush=True)
 time.sleep(60)
 """
@@ -211,9 +212,11 @@ time.sleep(60)
 def test_a_peer_that_is_killed_is_noticed_at_once(meeting: Meeting) -> None:
     place = (meeting.address.host, str(meeting.address.port), meeting.address.secret)
     with subprocess.Popen([sys.executable, "-c", PEER, *place], stdout=subprocess.PIPE) as peer:
-        assert peer.stdout is not None and peer.stdout.readline() == b"sent\n"
-        assert meeting.gone == []
-        peer.kill()
+        try:
+            assert peer.stdout is not None and peer.stdout.readline() == b"sent\n"
+            assert meeting.gone == []
+        finally:
+            peer.kill()
         assert meeting.someone_gone.wait(2)
     assert meeting.gone == [6]
 

@@ -1,0 +1,127 @@
+"""What `hvdtrain.torch` promises to one process: messages, learning rates, loaders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def world() -> None:
+    assert ht.init().size == 1
+    assert ht.init() is ht.world()
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.SGD]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def data(n: int = 10) -> TensorDataset:
+    return TensorDataset(torch.randn(n, 2), torch.zeros(n, dtype=torch.long))
+
+
+def test_the_objects_stay_the_same() -> None:
+    model, optimizer = model_and_optimizer()
+    same_model, same_optimizer = ht.distribute(model, optimizer)
+    assert same_model is model
+    assert same_optimizer is optimizer
+    assert type(optimizer) is torch.optim.SGD
+
+
+def refused(match: str, model: nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> None:
+    with pytest.raises(UserError, match=match):
+        ht.distribute(model, optimizer, **options)
+
+
+def test_what_cannot_be_synchronised_is_refused() -> None:
+    model, optimizer = model_and_optimizer()
+    refused("LBFGS", model, torch.optim.LBFGS(model.parameters()))
+    refused('"none", "linear", "sqrt"|none, linear, sqrt', model, optimizer, lr_rule="cubic")
+    refused("negative", model, optimizer, warmup_epochs=-1)
+    refused("plain model", nn.DataParallel(model), optimizer)
+    ht.distribute(model, optimizer)
+    refused("given to distribute", model, optimizer)
+    other, scheduled = model_and_optimizer()
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    refused("after distribute", other, scheduled)
+
+
+def test_upstreams_wrapper_is_refused() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    model, optimizer = model_and_optimizer()
+    refused("plain one", model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()))
+
+
+def test_a_closure_is_refused() -> None:
+    model, optimizer = model_and_optimizer()
+    ht.distribute(model, optimizer)
+    with pytest.raises(UserError, match="closure"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_warm_up_of_ones_own_loop_needs_the_steps_of_an_epoch() -> None:
+    model, optimizer = model_and_optimizer()
+    ht.distribute(model, optimizer, warmup_epochs=1)
+    optimizer.hvdtrain.scaling = 4.0
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UserError, match="steps_per_epoch=len"):
+        optimizer.step()
+
+
+def test_the_rate_warms_up_from_one_ranks_to_the_scaled_one_beneath_a_scheduler() -> None:
+    model, optimizer = model_and_optimizer()
+    ht.distribute(model, optimizer, warmup_epochs=1, steps_per_epoch=4)
+    optimizer.hvdtrain.scaling = 4.0  # as with four ranks
+    optimizer.param_groups[0]["lr"] = 0.4
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.5)
+    used = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        used.append(optimizer.hvdtrain.last_rate)
+        scheduler.step()
+    assert used == pytest.approx([0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.2, 0.2])
+
+
+def test_fit_wants_the_distributed_optimizer_and_samples() -> None:
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(UserError, match="distribute"):
+        ht.fit(model, optimizer, nn.CrossEntropyLoss(), ht.loader(data(), 5), epochs=1)
+    with pytest.raises(UserError, match="data set is empty"):
+        ht.loader(data(0), 5)
+    with pytest.raises(UserError, match="at least one sample"):
+        ht.loader(data(), 0)
+    with pytest.raises(UserError, match='"pad", "drop"'):
+        ht.loader(data(), 5, uneven="join")
+    with pytest.raises(UserError, match="batch size of at most 10"):
+        ht.loader(data(10), 11, uneven="drop")
+
+
+def test_each_epoch_has_a_new_order_that_a_resumed_one_repeats() -> None:
+    numbers = TensorDataset(torch.arange(20))
+    loader = ht.loader(numbers, 6, seed=1)
+    first, second = ([int(i) for (batch,) in loader for i in batch] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+    again = ht.loader(numbers, 6, seed=1)
+    again.epoch = 2
+    assert [int(i) for (batch,) in again for i in batch] == second
+
+
+def test_regression_has_no_accuracy() -> None:
+    model = nn.Linear(2, 1)
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    samples = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
+    history = ht.fit(model, optimizer, nn.MSELoss(), ht.loader(samples, 4), ht.validation_loader(samples, 4), epochs=1)
+    assert history[0].train_acc is None
+    assert history[0].val_acc is None
+    assert history[0].val_loss is not None

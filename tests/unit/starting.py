@@ -1,0 +1,54 @@
+"""Starting jobs of a few lines through the real commands, in an environment that no launcher has touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_OTHERS = ("SLURM", "OMPI_", "PMI", "HOROVOD_", "HVDTRAIN_", "OMP_", "MKL_")
+
+
+def environment(**added: str) -> dict[str, str]:
+    """This process's own variables without any launcher's, and no GPUs; then `added`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+    return {**own, "CUDA_VISIBLE_DEVICES": "", **added}
+
+
+def run(module: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m module arguments...` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        env=environment(**variables), capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def started(*command: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is surely gone afterwards; `command` follows the interpreter."""
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether `condition` becomes true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+def script(folder: Path, text: str) -> Path:
+    """A job with this text, in a folder whose name needs quoting."""
+    path = folder / "my $(job)'s.py"
+    path.write_text(text)
+    return path

@@ -1,0 +1,181 @@
+"""`python -m hvdtrain.launch --launcher local`: what each rank is told, and how a world of plain processes ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.world import World, detect
+from tests.unit.starting import eventually, run, script, started
+from tests.worlds import still_running
+
+LOCAL = ("--launcher", "local")
+
+TELL = """
+import json, os, sys
+from pathlib import Path
+out = Path(sys.argv[1])
+told = {"environ": dict(os.environ), "argv": sys.argv, "name": __name__, "stdin": sys.stdin.read(), "group": os.getpgrp()}
+told["rendezvous"] = os.path.isdir(os.environ["HVDTRAIN_RENDEZVOUS_DIR"])
+(out / os.environ["HOROVOD_RANK"]).write_text(json.dumps(told))
+"""
+
+
+def tell(folder: Path, ranks: int, *options: object, **variables: str) -> list[dict[str, Any]]:
+    """What each rank of a world found around it."""
+    ended = run("hvdtrain.launch", "-n", ranks, *LOCAL, *options, script(folder, TELL), folder, "--x=1", **variables)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(ranks)]
+
+
+def test_each_rank_is_told_its_place(tmp_path: Path) -> None:
+    told = tell(tmp_path, 3, "--cpus-per-task", 2, "--stall-timeout", 7, HOSTNAME="here")
+    node = detect({}).node
+    for rank, each in enumerate(told):
+        assert detect(each["environ"]) == World(rank, 3, rank, 3, 0, 1, node, "cpu", "local")
+        assert each["environ"]["OMP_NUM_THREADS"] == each["environ"]["MKL_NUM_THREADS"] == "2"
+        assert each["environ"]["HVDTRAIN_STALL_TIMEOUT"] == "7.0"
+        assert "HVDTRAIN_CONNECT_TIMEOUT" not in each["environ"]
+        assert each["argv"] == [str(tmp_path / "my $(job)'s.py"), str(tmp_path), "--x=1"]
+        assert (each["name"], each["stdin"], each["rendezvous"]) == ("__main__", "", True)
+    for name in ("HVDTRAIN_LAUNCH_ID", "HVDTRAIN_RENDEZVOUS_DIR"):
+        assert len({each["environ"][name] for each in told}) == 1
+    assert len({each["group"] for each in told}) == 3
+    assert not Path(told[0]["environ"]["HVDTRAIN_RENDEZVOUS_DIR"]).exists()
+
+
+def test_the_users_own_thread_count_is_kept_and_each_start_has_its_own_name(tmp_path: Path) -> None:
+    first, second = (tell(tmp_path, 1, OMP_NUM_THREADS="7")[0]["environ"] for _ in range(2))
+    assert (first["OMP_NUM_THREADS"], first["MKL_NUM_THREADS"]) == ("7", "1")
+    assert first["HVDTRAIN_LAUNCH_ID"] != second["HVDTRAIN_LAUNCH_ID"]
+
+
+ENDS = """
+import os, signal, sys, time
+sys.path.insert(0, os.getcwd())
+rank = int(os.environ.get("HOROVOD_RANK", "0"))
+how = sys.argv[1 + rank]
+time.sleep(0.3 if how.endswith("-late") else 0)
+how = how.removesuffix("-late")
+if how == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(how if how == "text of the job" else int(how))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "said"),
+    [
+        (("0", "0"), 0, ""),
+        (("0", "3"), 3, ""),
+        (("5", "0"), 5, ""),
+        (("3-late", "4"), 4, ""),  # who failed first is to blame
+        (("0", "kill"), 137, "hvdtrain: rank 1 was killed by SIGKILL\n"),
+        # 76 says that it ended because of another.
+        (("76", "9-late"), 9, ""),
+        (("text of the job", "0"), 1, "text of the job\n"),
+    ],
+)
+def test_the_status_is_that_of_the_rank_to_blame(tmp_path: Path, ends: tuple[str, str], status: int, said: str) -> None:
+    ended = run("hvdtrain.launch", "-n", 2, *LOCAL, script(tmp_path, ENDS), *ends)
+    assert (ended.returncode, ended.stderr) == (status, said)
+
+
+@pytest.mark.parametrize(("end", "status"), [("0", 0), ("3", 3), ("kill", 137), ("text of the job", 1)])
+def test_the_status_of_one_rank_alone(tmp_path: Path, end: str, status: int) -> None:
+    ended = run("hvdtrain.launch", "-n", 1, script(tmp_path, ENDS), end)
+    assert (ended.returncode, ended.stderr) == (status, "text of the job\n" if status == 1 else "")
+
+
+STAYS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+out, rank = Path(sys.argv[1]), os.environ.get("HOROVOD_RANK", "0")
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+# As a loader's worker does, but one that would outlive its parent.
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(out), "worker"])
+(out / f"up-{rank}").touch()
+if f"fail-{rank}" in sys.argv:
+    while len(list(out.glob("up-*"))) < 2:
+        time.sleep(0.01)
+    sys.exit(9)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose name, in their command lines, marks all processes of a test."""
+    assert still_running(str(tmp_path)) == []
+    yield tmp_path
+    assert eventually(lambda: still_running(str(tmp_path)) == [], 3.0), still_running(str(tmp_path))
+
+
+def stays(folder: Path, *options: object) -> tuple[object, ...]:
+    return ("-m", "hvdtrain.launch", "-n", 2, *LOCAL, *options, script(folder, STAYS), folder)
+
+
+def wait_for_both(folder: Path) -> None:
+    assert eventually(lambda: len(list(folder.glob("up-*"))) == 2)
+    assert len([line for line in still_running(str(folder)) if line.rstrip().endswith("worker")]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_command_ends_everything_and_is_a_cancellation(folder: Path, number: signal.Signals) -> None:
+    with started(*stays(folder, "--run-dir", folder / "run")) as process:
+        wait_for_both(folder)
+        process.send_signal(number)
+        assert process.wait(5) == 128 + number
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert (result["status"], result["exit_code"]) == ("cancelled", 128 + number)
+    assert result["reason"] == f"ended by signal {number.name}"
+
+
+def test_a_command_that_is_killed_leaves_nothing_behind(folder: Path) -> None:
+    with started(*stays(folder)) as process:
+        wait_for_both(folder)
+        process.kill()
+        assert process.wait(5) == -signal.SIGKILL
+
+
+# The starter itself, with less patience than people need.
+IMPATIENT = "import sys; from hvdtrain.launch import local; local.{} = 0.3; sys.exit(local.main(sys.argv[1:]))"
+
+
+def impatient(patience: str, folder: Path, *how: str) -> tuple[object, ...]:
+    job = script(folder, STAYS)
+    return ("-c", IMPATIENT.format(patience), "-n", 2, "--", "python", job, folder, *how)
+
+
+def stderr_of(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read().decode()
+
+
+def test_ranks_that_outlive_a_failure_are_killed_and_not_blamed(folder: Path) -> None:
+    with started(*impatient("GRACE_SECONDS", folder, "fail-1")) as process:
+        assert process.wait(5) == 9
+        assert stderr_of(process) == ""
+
+
+def test_ranks_that_are_deaf_to_the_end_are_killed(folder: Path) -> None:
+    with started(*impatient("STOP_SECONDS", folder, "deaf")) as process:
+        wait_for_both(folder)
+        process.terminate()
+        assert process.wait(5) == 143
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("-n", "2"), ("-n", "0", "--", "true"), ("-n", "2", "--cpus", "0", "--", "true")]
+)
+def test_the_starters_own_usage(arguments: tuple[str, ...]) -> None:
+    ended = run("hvdtrain.launch.local", *arguments)
+    assert ended.returncode == 2
+    assert "usage: python -m hvdtrain.launch.local" in ended.stderr
