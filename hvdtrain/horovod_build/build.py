@@ -26,7 +26,7 @@ def build_wheel(
 ) -> Path:
     """Build the wheel described by ``info`` and return its place in the cache. Raises BuildError."""
     compile_units, links = units.plan(tools)
-    expected = expected_seconds(compile_units, jobs)
+    expected = expected_seconds(compile_units, jobs) + 8.0  # unpacking, a first load of each library, packing
     files = sum(max(len(unit.members), 1) for unit in compile_units)
     print(f"building {describe(info)}")
     print(f"  {tools.compiler_version}, {files} files, {jobs} jobs: about {clock(expected)}", flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdtrain.horovod_build.errors import BuildError
 
 # What Horovod imports: installed if missing, never upgraded, so that nothing else moves. Not cffi, which its released
-# metadata asks for: nothing has used it since torch 1.0.
+# metadata asks for: nothing in 0.28.1 uses it.
 REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
 

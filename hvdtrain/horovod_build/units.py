@@ -1,8 +1,8 @@
 """What is compiled and how: the list of source files, their flags, and the link lines.
 
-Horovod's own CMake project is not used. It imports torch eight times and TensorFlow once to find their directories
-(half a minute), compiles Horovod's common sources and Gloo once per framework, and needs CMake. Here the common sources
-and Gloo are compiled once, each file is one compiler command, and the two extensions are linked from the same objects.
+Horovod's own CMake project is not used. It imports torch seven times to find its directories, compiles Horovod's common
+sources once per framework and Gloo twice, and needs CMake. Here the common sources and Gloo are compiled once, each group
+of files is one compiler command, and the two extensions are linked from the same objects.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def started(*command: object) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Whether `condition` becomes true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:

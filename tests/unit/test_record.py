@@ -82,7 +82,7 @@ def test_a_half_written_tail_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "epochs.jsonl"
     EpochLog(path).append(Epoch(1))
     whole = path.read_text()
-    for length in range(len(whole)):
+    for length in (*range(0, len(whole), 9), len(whole) - 1):
         path.write_text(whole + whole.replace("1", "2", 1)[:length])
         assert numbers(path) == [1]
 
@@ -163,7 +163,7 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from hvdtrain.record import Epoch, EpochLog, write_json
+from hvdtrain.record import write_json
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:

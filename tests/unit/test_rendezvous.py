@@ -93,13 +93,14 @@ def test_the_store_keeps_gives_and_forgets(meeting: Meeting) -> None:
 
 
 def test_one_connection_carries_many_requests(meeting: Meeting) -> None:
+    meeting.http("PUT", f"/{meeting.address.secret}/s/key", b"value")
     connection = http.client.HTTPConnection(meeting.address.host, meeting.address.port, timeout=5)
     began = time.monotonic()
-    for number in range(50):
-        connection.request("PUT", f"/{meeting.address.secret}/s/{number}", b"x")
-        assert connection.getresponse().read() == b""
+    for _ in range(50):
+        connection.request("GET", f"/{meeting.address.secret}/s/key")
+        assert connection.getresponse().read() == b"value"
     connection.close()
-    # 40 ms each if the answer waited for an acknowledgement.
+    # 40 ms each if the second part of an answer waited for the first to be acknowledged.
     assert time.monotonic() - began < 1.0
 
 
@@ -162,7 +163,7 @@ def test_nobody_at_the_address(meeting: Meeting) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectionError, match=f"rank 0 at 127.0.0.1:{port}"):
         Client(replace(meeting.address, port=port), rank=1).send("join")
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 2.0
 
 
 def test_a_closed_server_answers_nobody_and_frees_its_port() -> None:
@@ -182,7 +183,8 @@ def test_a_server_that_is_frozen_is_waited_for_once(meeting: Meeting) -> None:
         client.send("freeze")
     meeting.thawed.set()
     assert isinstance(caught.value.__cause__, TimeoutError)
-    assert 0.2 <= time.monotonic() - began < 0.4
+    assert time.monotonic() - began >= 0.2
+    assert len(meeting.heard) == 1
 
 
 def test_a_client_that_leaves_is_noticed(meeting: Meeting) -> None:

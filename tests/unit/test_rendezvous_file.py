@@ -158,6 +158,6 @@ def test_the_deadline_says_what_was_seen_last(tmp_path: Path, file: bool) -> Non
     began = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
         await_address(path, join, began + 0.2)
-    assert 0.2 <= time.monotonic() - began < 1.0
+    assert 0.2 <= time.monotonic() - began < 3.0
     assert str(path) in str(caught.value)
     assert str(caught.value).endswith(f"127.0.0.1:{port} does not answer" if file else "no file")

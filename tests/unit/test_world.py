@@ -209,7 +209,7 @@ def test_device_of_a_rank(visible: int, local_rank: int, local_size: int, device
 
 
 @pytest.mark.parametrize(("visible", "local_size"), [(2, 4), (4, 2), (3, 2)])
-def test_gpus_that_cannot_be_shared_out_are_refused(
+def test_gpus_that_cannot_be_divided_are_refused(
     visible: int, local_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,7")

@@ -1,0 +1,185 @@
+"""`python -m hvdtrain.launch`: what it refuses, what it records, where output goes; and the commands it makes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.errors import UserError
+from hvdtrain.launch import cli
+from hvdtrain.launch.launchers import REGISTRY, Request
+from hvdtrain.machine import find_mpirun
+from hvdtrain.record import read_json
+from tests.unit.starting import run, script
+
+JOB = """
+import os, sys
+rank = os.environ.get("HOROVOD_RANK", "0")
+print("out of rank", rank)
+print("err of rank", rank, file=sys.stderr)
+if sys.argv[1] == "text":
+    sys.exit("text of the job")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    result = read_json(folder / "result.json")
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-n", "0", "JOB"), ["-n 0: a world has at least one rank"]),
+        (("-n", "-3", "JOB"), ["-n -3: a world has at least one rank"]),
+        (("-n", "2", "digit"), ['no job "digit"', "the jobs are", "digits", 'did you mean "digits"?']),
+        (("-n", "2", "no/such.py"), ['job file "no/such.py" does not exist']),
+        (
+            ("-n", "2", "--launcher", "mpirum", "JOB"),
+            ['no launcher "mpirum"', "auto, none, local, mpirun, gloo, pmix", 'did you mean "mpirun"?'],
+        ),
+        (("-n", "2", "--launcher", "none", "JOB"), ["launcher none starts one rank, not 2", "leave --launcher out"]),
+        (("-n", "2", "--launcher", "gloo", "JOB"), ['launcher gloo needs "srun"', "not on the PATH"]),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_starts(
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    job = str(script(tmp_path, JOB))
+    given = [job if each == "JOB" else each for each in arguments]
+    assert cli.main(["--run-dir", str(tmp_path / "run"), *given, "0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [("JOB",), ("-n", "two", "JOB"), ("-n", "2"), ("-n", "2", "--stall", "1", "JOB")])
+def test_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: python -m hvdtrain.launch" in capsys.readouterr().err
+
+
+def test_the_command_ends_with_the_status_of_a_mistake() -> None:
+    ended = run("hvdtrain.launch", "-n", 0, "digits")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "error: -n 0: a world has at least one rank\n")
+
+
+def test_a_recorded_world_has_a_log_of_each_rank_and_a_result(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    ended = run("hvdtrain.launch", "-n", 3, "--launcher", "local", "--run-dir", folder, script(tmp_path, JOB), 0)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "out of rank 0\n", "err of rank 0\n")
+    assert sorted(os.listdir(folder / "log")) == ["rank-1.log", "rank-2.log"]
+    for rank in (1, 2):
+        lines = (folder / "log" / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(lines) == [f"err of rank {rank}", f"out of rank {rank}"]
+    result = result_of(folder)
+    assert (result["status"], result["exit_code"], result["reason"]) == ("completed", 0, "")
+    assert sorted(os.listdir(folder)) == ["log", "result.json"]
+
+
+def test_without_a_run_folder_all_ranks_share_the_output(tmp_path: Path) -> None:
+    ended = run("hvdtrain.launch", "-n", 2, "--launcher", "local", script(tmp_path, JOB), 0)
+    assert sorted(ended.stdout.splitlines()) == ["out of rank 0", "out of rank 1"]
+    assert sorted(os.listdir(tmp_path)) == ["my $(job)'s.py"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "end", "status", "reason"),
+    [
+        (2, "3", 3, "the job called sys.exit(3)"),
+        (1, "text", 1, "the job called sys.exit(1)"),
+    ],
+)
+def test_a_failed_world_is_recorded(tmp_path: Path, ranks: int, end: str, status: int, reason: str) -> None:
+    folder = tmp_path / "run"
+    options = ("--run-dir", folder, "--launcher", "local")
+    ended = run("hvdtrain.launch", "-n", ranks, *options, script(tmp_path, JOB), end)
+    assert ended.returncode == status
+    assert ("text of the job\n" in ended.stderr) == (end == "text")
+    result = result_of(folder)
+    assert (result["status"], result["exit_code"], result["reason"]) == ("failed", status, reason)
+
+
+def test_a_rank_that_is_killed_is_recorded(tmp_path: Path) -> None:
+    job = script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    ended = run("hvdtrain.launch", "-n", 2, "--launcher", "local", "--run-dir", tmp_path / "run", job)
+    assert ended.returncode == 139
+    result = result_of(tmp_path / "run")
+    assert (result["status"], result["exit_code"]) == ("failed", 139)
+    assert result["reason"] == "ended by signal SIGSEGV"
+
+
+# --- commands ---
+
+COMMAND = ["python", "-m", "hvdtrain.run", "it's.py", "--lr", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "before"),
+    [
+        ("none", Request(1, COMMAND), []),
+        ("gloo", Request(8, COMMAND, cpus=4), ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4"]),
+        (
+            "gloo",
+            Request(8, COMMAND, cpus=4, nodes=2),
+            ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--nodes=2", "--ntasks-per-node=4"],
+        ),
+        (
+            "pmix",
+            Request(4, COMMAND, nodes=1),
+            ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=1", "--nodes=1", "--ntasks-per-node=4", "--mpi=pmix"],
+        ),
+        ("local", Request(3, COMMAND, cpus=2), [sys.executable, "-m", "hvdtrain.launch.local", "-n", "3", "--cpus", "2", "--"]),
+    ],
+)  # fmt: skip
+def test_commands(name: str, request_: Request, before: list[str]) -> None:
+    assert REGISTRY[name].command(request_) == [*before, *COMMAND]
+
+
+@pytest.mark.parametrize(("user", "allowed"), [(0, ["--allow-run-as-root"]), (1000, [])])
+def test_mpirun_command(monkeypatch: pytest.MonkeyPatch, user: int, allowed: list[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    options = ["-n", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    assert REGISTRY["mpirun"].command(Request(3, COMMAND)) == [find_mpirun() or "mpirun", *allowed, *options, *COMMAND]
+
+
+@pytest.mark.parametrize("name", ["gloo", "pmix"])
+def test_srun_is_given_only_flags_that_slurm_22_and_later_have(name: str) -> None:
+    # srun takes any unambiguous prefix: a misspelt flag may pass unseen on one version and fail on the next.
+    legal = {"--kill-on-bad-exit", "--cpus-per-task", "--nodes", "--ntasks-per-node", "--ntasks", "--mpi"}
+    command = REGISTRY[name].command(Request(8, COMMAND, cpus=4, nodes=2))
+    flags = command[1 : -len(COMMAND)]
+    assert {flag.partition("=")[0] for flag in flags} <= legal
+    assert len({flag.partition("=")[0] for flag in flags}) == len(flags)
+
+
+def test_every_launcher_is_registered_under_its_name_and_says_what_it_is() -> None:
+    assert list(REGISTRY) == ["none", "local", "mpirun", "gloo", "pmix"]
+    assert all(name == launcher.name and launcher.about for name, launcher in REGISTRY.items())
+
+
+def test_auto_starts_one_rank_without_a_launcher() -> None:
+    assert cli.choose("auto", 1).name == "none"
+    assert cli.choose("auto", 2).name in ("local", "mpirun")
+    assert cli.choose("local", 1).name == "local"
+
+
+def test_the_launcher_none_has_one_rank() -> None:
+    assert cli.choose("none", 1).name == "none"
+    with pytest.raises(UserError, match="one rank, not 4"):
+        cli.choose("none", 4)

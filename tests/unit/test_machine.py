@@ -1,0 +1,101 @@
+"""Cores and GPUs of this machine; nvidia-smi is played by a script, for machines without GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain import machine
+from hvdtrain.errors import UserError
+from hvdtrain.machine import check_ranks, visible_gpus
+
+TWO_GPUS = """#!/bin/sh
+test "$1" = -L || exit 9
+echo "GPU 0: Tesla T4 (UUID: GPU-aaaa)"
+echo "GPU 1: Tesla T4 (UUID: GPU-bbbb)"
+"""
+NO_DRIVER = "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'\nexit 9\n"
+
+
+def with_smi(folder: Path, text: str) -> str:
+    """A PATH on which nvidia-smi is this script."""
+    program = folder / "nvidia-smi"
+    program.write_text(text)
+    program.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "gpus"),
+    [(None, ["0", "1"]), ("", []), ("-1", []), (" ", []), ("1", ["1"]), ("1,0", ["1", "0"]), ("GPU-bbbb", ["GPU-bbbb"]),
+     ("0,1,2,3", ["0", "1"])],
+)  # fmt: skip
+def test_gpus_are_what_is_there_less_what_is_hidden(tmp_path: Path, chosen: str | None, gpus: list[str]) -> None:
+    environ = {"PATH": with_smi(tmp_path, TWO_GPUS)}
+    if chosen is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = chosen
+    assert visible_gpus(environ) == gpus
+
+
+def test_no_gpus_without_a_driver(tmp_path: Path) -> None:
+    assert visible_gpus({"PATH": with_smi(tmp_path, NO_DRIVER)}) == []
+    assert visible_gpus({"PATH": str(tmp_path / "empty")}) == []
+
+
+def test_a_driver_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_SMI_SECONDS", 0.1)
+    with pytest.raises(UserError, match=r"did not answer within .* the GPU driver hangs.*CUDA_VISIBLE_DEVICES="):
+        visible_gpus({"PATH": with_smi(tmp_path, "#!/bin/sh\nexec sleep 5\n")})
+
+
+def test_hidden_gpus_are_not_asked_for(tmp_path: Path) -> None:
+    path = with_smi(tmp_path, f"#!/bin/sh\ntouch '{tmp_path}/asked'\n")
+    visible_gpus({"PATH": path, "CUDA_VISIBLE_DEVICES": ""})
+    assert not (tmp_path / "asked").exists()
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    one = min(os.sched_getaffinity(0))
+    program = f"import os; os.sched_setaffinity(0, {{{one}}}); from hvdtrain import machine; print(machine.cores())"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
+    assert machine.cores() == len(os.sched_getaffinity(0))
+
+
+def test_mpirun_beside_the_interpreter_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    on_path = tmp_path / "path" / "mpirun"
+    on_path.parent.mkdir()
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    assert machine.find_mpirun() is None
+    for program in (on_path, tmp_path / "venv" / "mpirun"):
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("")
+        program.chmod(0o755)
+        assert machine.find_mpirun() == str(program)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "cores", "notes"),
+    [
+        ([1, 2, 4], 4, 1, []),
+        ([1, 2], 0, 2, []),
+        ([2, 4], 0, 2, ["4 ranks share 2 cores: efficiency beyond 2 ranks measures the machine, not the training"]),
+        ([2], 0, 1, ["2 ranks share 1 core: efficiency beyond 1 rank measures the machine, not the training"]),
+    ],
+)
+def test_notes_on_what_a_machine_can_run(ranks: list[int], gpus: int, cores: int, notes: list[str]) -> None:
+    assert check_ranks(ranks, gpus, cores) == notes
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_legal_part() -> None:
+    with pytest.raises(UserError) as caught:
+        check_ranks([1, 2, 8], 2, 64)
+    for word in ("--gpus 1,2,8", "8 ranks need 8 GPUs", "shows 2", "legal are 1 to 2", "without the rest: --gpus 1,2"):
+        assert word in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        check_ranks([8], 2, 64)
+    assert "without the rest" not in str(caught.value)
