@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from hvdtrain import lr
+
+Number = TypeVar("Number", int, float)
 
 #: What `parser` adds. A grid axis of `submit` is one of these, or an option that the job adds itself.
 STANDARD_OPTIONS = ("--epochs", "--batch-size", "--lr", "--lr-rule", "--warmup-epochs", "--seed")
@@ -28,7 +33,7 @@ def parser(
     result.add_argument("--lr", type=_positive_float, default=lr, help="learning rate of one rank, before scaling")
     result.add_argument("--lr-rule", choices=_rules(), default=lr_rule, help="how it grows with the number of ranks")
     result.add_argument("--warmup-epochs", type=_not_negative, default=warmup_epochs, help="epochs to reach that rate")
-    result.add_argument("--seed", type=int, default=0, help="of initial weights and data order")
+    result.add_argument("--seed", type=_natural, default=0, help="of initial weights and data order")
     return result
 
 
@@ -37,21 +42,26 @@ def _rules() -> list[str]:
 
 
 def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return value
+    return _checked(int, text, lambda value: value >= 1, "a positive whole number")
+
+
+def _natural(text: str) -> int:
+    return _checked(int, text, lambda value: value >= 0, "a whole number from 0 on")
 
 
 def _positive_float(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    return _checked(float, text, lambda value: 0 < value < math.inf, "a positive number")
 
 
 def _not_negative(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return _checked(float, text, lambda value: 0 <= value < math.inf, "a number from 0 on")
+
+
+def _checked(convert: Callable[[str], Number], text: str, legal: Callable[[Number], bool], name: str) -> Number:
+    try:
+        value = convert(text)
+    except ValueError:
+        value = None
+    if value is None or not legal(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {name}")
     return value

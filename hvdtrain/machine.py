@@ -42,7 +42,10 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
             "Repair it, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
         ) from error
     present = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
-    return [str(index) for index in range(present)] if chosen is None else chosen.split(",")[:present]
+    if chosen is None:
+        return [str(index) for index in range(present)]
+    # SLURM writes NoDevFiles where it gave no GPU.
+    return [name for name in chosen.split(",") if name != "NoDevFiles"][:present]
 
 
 def find_mpirun() -> str | None:

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,18 +105,19 @@ def read_epochs(path: Path) -> list[Epoch]:
     except FileNotFoundError:
         return []
     epochs: dict[int, Epoch] = {}
-    for number, line in enumerate(_complete_lines(text), start=1):
+    # What follows the last line break is a line that was never finished.
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+        if not line.strip():
+            continue
         try:
             entry = json.loads(line)
             epoch = Epoch(**{key: entry[key] for key in entry.keys() & _EPOCH_FIELDS})
         except (json.JSONDecodeError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}, line {number}: not an epoch record ({error})") from error
+        if not isinstance(epoch.epoch, int):
+            raise ValueError(f"{path}, line {number}: not an epoch record (epoch is {epoch.epoch!r})")
         epochs[epoch.epoch] = epoch
     return [epochs[number] for number in sorted(epochs)]
-
-
-def _complete_lines(text: str) -> Iterator[str]:
-    return (line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip())
 
 
 class EpochLog:
@@ -132,8 +132,11 @@ class EpochLog:
         kept = [epoch for epoch in read_epochs(path) if epoch.epoch < next_epoch]
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text("".join(_line(epoch) for epoch in kept), encoding="utf-8")
-        os.replace(aside, path)
+        try:
+            aside.write_text("".join(_line(epoch) for epoch in kept), encoding="utf-8")
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
         self._last = kept[-1].epoch if kept else 0
 
     def append(self, epoch: Epoch) -> None:
@@ -179,8 +182,10 @@ def note(**facts: Any) -> None:
 
 
 def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[str, Any]:
-    """Write `result.json` from what the attempt noted and recorded; an attempt that has ended already keeps its result.
+    """Write `result.json` from what the attempt noted and recorded.
 
+    An attempt that has ended already keeps its result, except that a rank 0 which completed is overruled by a launcher
+    that saw another rank fail.
     A reason that a rank noted (`note(reason=...)`) is nearer to the cause than `reason`, and stays.
 
     Raises:
@@ -190,6 +195,9 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[
         raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
     present = read_json(folder / "result.json")
     if present is not None:
+        if present["status"] == "completed" and status != "completed":
+            present |= {"status": status, "exit_code": exit_code, "reason": reason}
+            write_json(folder / "result.json", present)
         return present
     attempt = read_json(folder / "running.json") or {}
     epochs = read_epochs(folder / "epochs.jsonl")
@@ -221,7 +229,7 @@ def set_aside(folder: Path) -> None:
     left = [path for path in left if path.exists()]
     if not left:
         return
-    number = 1 + sum(1 for _ in (folder / "attempts").glob("*"))
+    number = 1 + max((int(path.name) for path in (folder / "attempts").glob("[0-9]*")), default=0)
     target = folder / "attempts" / str(number)
     target.mkdir(parents=True)
     for path in left:

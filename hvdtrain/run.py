@@ -59,10 +59,11 @@ def _run(job: Path) -> tuple[int, str, str]:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if status == 0:
             return 0, "completed", ""
+        reason = str(error.code) if isinstance(error.code, str) else f"the job called sys.exit({status})"
+        _end_world(UserError(reason), status)
         if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        _end_world(UserError(f"the job called sys.exit({status})"), status)
-        return status, "failed", f"the job called sys.exit({status})"
+            print(reason, file=sys.stderr)
+        return status, "failed", reason
     except UserError as error:
         outcome = "diverged" if isinstance(error, Diverged) else "failed"
         status = 1 if outcome == "diverged" else 2

@@ -73,14 +73,14 @@ def choose_device(visible: int, world: World) -> str:
     """The device of this rank when it sees `visible` GPUs.
 
     None: "cpu". One: that one (SLURM and our local starter give each rank its own). As many as local ranks: the one of
-    the local rank.
+    the local rank. A world of one takes the first.
 
     Raises:
         UserError: any other number; says what is visible.
     """
     if visible == 0:
         return "cpu"
-    if visible == 1:
+    if visible == 1 or (visible > 1 and world.size == 1):
         return "cuda:0"
     if visible == world.local_size:
         return f"cuda:{world.local_rank}"
@@ -128,8 +128,8 @@ def _open_mpi(environ: Environment) -> World:
     local_size = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     # Open MPI tells neither the node's index nor the other nodes' sizes. mpirun fills nodes evenly unless told
     # otherwise; Horovod finds the exact cross communicator itself, and the join before training checks the layout.
-    cross_size = -(-size // local_size)
-    cross_rank = min(rank // local_size, cross_size - 1)
+    cross_size = -(-size // max(1, local_size))
+    cross_rank = min(rank // max(1, local_size), cross_size - 1)
     return World(rank, size, local_rank, local_size, cross_rank, cross_size, _hostname(environ), "cpu", "mpirun")
 
 
@@ -171,7 +171,7 @@ def _in_slurm_step(environ: Environment) -> bool:
 
 PARSERS: Mapping[str, tuple[Callable[[Environment], bool], Callable[[Environment], World]]] = {
     # Set by our own local starter, or by hand; more particular than the allocation around it.
-    "horovod": (lambda environ: "HOROVOD_RANK" in environ and "HOROVOD_SIZE" in environ, _horovod),
+    "horovod": (lambda environ: "HOROVOD_RANK" in environ, _horovod),
     "open mpi": (lambda environ: "OMPI_COMM_WORLD_RANK" in environ, _open_mpi),
     "slurm": (_in_slurm_step, _slurm),
     "pmix": (lambda environ: "PMIX_RANK" in environ, _pmix),
@@ -181,7 +181,7 @@ PARSERS: Mapping[str, tuple[Callable[[Environment], bool], Callable[[Environment
 def _tasks_of_allocation(environ: Environment) -> int:
     if "SLURM_JOB_ID" not in environ or _in_slurm_step(environ):
         return 1
-    return int(environ.get("SLURM_NTASKS") or 1)
+    return _number(environ, "SLURM_NTASKS") if environ.get("SLURM_NTASKS") else 1
 
 
 # --- reading values ---------------------------------------------------------------------------------------------
@@ -201,6 +201,8 @@ def tasks_per_node(text: str) -> list[int]:
 def expand_hostlist(text: str) -> list[str]:
     """Expand SLURM's host list: "v100-[1-2,07],login" is ["v100-1", "v100-2", "v100-07", "login"]."""
     hosts: list[str] = []
+    if re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", text) is None:
+        raise UserError(f'"{text}" is not a host list such as "node[1-4,7]": a bracket has no partner')
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         hosts += _expand_brackets(part.strip())
     return hosts
@@ -213,7 +215,7 @@ def _expand_brackets(pattern: str) -> Sequence[str]:
     numbers: list[str] = []
     for item in match[1].split(","):
         first, _, last = item.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
             raise UserError(f'"{pattern}" is not a host list such as "node[1-4,7]"')
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
     before, after = pattern[: match.start()], pattern[match.end() :]
@@ -231,7 +233,7 @@ def _text(environ: Environment, name: str) -> str:
 
 def _number(environ: Environment, name: str) -> int:
     value = _text(environ, name)
-    if not value.isdigit():
+    if not (value.isascii() and value.isdigit()):
         raise UserError(f"{name}={value} is not a whole number")
     return int(value)
 

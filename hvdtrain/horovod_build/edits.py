@@ -91,6 +91,19 @@ EDITS: tuple[Edit, ...] = (
         ),
         feature="waits_asleep",
     ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="""    LOG(ERROR, horovod_global.global_controller->GetRank())
+        << "Horovod background loop uncaught exception: " << ex.what();
+""",
+        new="""    LOG(INFO, horovod_global.global_controller->GetRank())
+        << "Horovod background loop uncaught exception: " << ex.what();
+""",
+        why=(
+            "When a rank dies, every other rank wrote this line before the one that says which rank died and why. The "
+            "error still reaches Python as HorovodInternalError; HOROVOD_LOG_LEVEL=info shows the line."
+        ),
+    ),
 )
 
 

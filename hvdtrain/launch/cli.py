@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -83,6 +84,7 @@ def _start(arguments: argparse.Namespace) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))
     if arguments.run_dir is not None:
         arguments.run_dir.mkdir(parents=True, exist_ok=True)
+        record.set_aside(arguments.run_dir)
         environment[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
     status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment)
@@ -104,11 +106,14 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
     status = process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # what a single rank started and left behind; others have their starter
     # mpirun reports whichever rank ended first; that another rank began it is no status of the world.
     return 1 if status == ENDED_BY_ANOTHER else status if status >= 0 else 128 - status
 
 
 def _reason(status: int) -> str:
-    if status > 128:
+    # A job may also call sys.exit(200): only numbers of signals mean signals.
+    if status - 128 in {*signal.Signals}:
         return f"ended by signal {signal.Signals(status - 128).name}"
     return "" if status == 0 else f"exit status {status}"

@@ -67,6 +67,7 @@ class Supervisor:
     _progress: float = 0.0
     _asked: float | None = None
     _troubled: float | None = None
+    _refusal: str = ""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def answer(self, verb: str, message: Message) -> Message:
@@ -98,12 +99,15 @@ class Supervisor:
         missing = [each for each in range(self.size) if each not in self._joined]
         # One rank's problem ends the wait, but most are everybody's: a moment lets the message name them all.
         troubled = self._troubled is not None and self.clock() - self._troubled > PROBLEM_SECONDS
-        if missing and not (troubled or message["last_call"]):
+        if missing and not (troubled or message["last_call"] or self._refusal):
             return {"state": "waiting"}
-        problem = self._disagreement(missing)
-        if not problem and not self._ranks:
+        # Once refused, always refused: a rank that comes later must not start Horovod alone.
+        self._refusal = self._refusal or self._disagreement(missing)
+        if self._refusal:
+            return {"state": "refused", "problem": self._refusal}
+        if not self._ranks:
             self.start()
-        return {"state": "refused", "problem": problem} if problem else {"state": "ready"}
+        return {"state": "ready"}
 
     def _disagreement(self, missing: list[int]) -> str:
         """What is wrong with those who joined, as text; empty when Horovod may start."""
@@ -145,7 +149,7 @@ class Supervisor:
     def _beat(self, rank: int, message: Message) -> Message:
         now, state = self.clock(), self._ranks[rank]
         if message["beats"] != state.beats:
-            self._progress = now
+            self._progress, self._asked, state.stack = now, None, ""
         state.node, state.heard, state.gone = message["node"], now, None
         state.step, state.beats = message["step"], message["beats"]
         state.activity, state.waiting = message["activity"], message["waiting"]
@@ -206,6 +210,8 @@ class Supervisor:
             self._asked = None
             return
         behind = self._behind()
+        if not behind:
+            return
         if self._asked is None:
             self._asked = now
         if now - self._asked > STACK_SECONDS or all(self._ranks[rank].stack for rank in behind):
@@ -225,7 +231,7 @@ class Supervisor:
         busy = [rank for rank, state in present.items() if not state.waiting]
         if busy and len(busy) < len(present):
             return busy
-        smallest = min(state.step for state in present.values())
+        smallest = min((state.step for state in present.values()), default=0)
         return [rank for rank, state in present.items() if state.step == smallest]
 
     def _describe(self, rank: int, now: float) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hvdtrain.errors import UserError
 from hvdtrain.machine import find_mpirun
 
 Command = list[str]
@@ -90,7 +91,11 @@ class Pmix(Launcher):
 def _srun(request: Request) -> Command:
     # --cpus-per-task given to sbatch is not inherited by srun since Slurm 22.05.
     options = ["--kill-on-bad-exit=1", f"--cpus-per-task={request.cpus}"]
-    if request.nodes is not None:
+    if request.nodes is None:
+        options.append(f"--ntasks={request.ranks}")
+    else:
+        if request.ranks % request.nodes:
+            raise UserError(f"{request.ranks} ranks do not divide evenly over {request.nodes} nodes")
         # Only this pair fixes the layout: --ntasks alone may put 3 + 1 on two nodes.
         options += [f"--nodes={request.nodes}", f"--ntasks-per-node={request.ranks // request.nodes}"]
     return ["srun", *options]

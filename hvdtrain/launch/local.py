@@ -62,7 +62,7 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
         0 if all ended well; else the status of the rank that failed first (128 + n for signal n).
 
     Raises:
-        UserError: fewer GPUs than ranks.
+        UserError: fewer GPUs than ranks, or the command cannot be started.
     """
     gpus = visible_gpus(os.environ)
     if gpus and size > len(gpus):
@@ -78,13 +78,16 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
             environment = {**os.environ, **rank_environment(number, size, cpus, rendezvous, launch_id)}
             if gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = gpus[number]
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent(signal.SIGKILL),
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=die_with_parent(signal.SIGKILL),
+                )
+            except OSError as error:
+                raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
             ranks.append(_Rank(number, process))
         _mind(ranks, stop)
     finally:

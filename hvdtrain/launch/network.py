@@ -11,7 +11,7 @@ import psutil
 from hvdtrain.errors import UserError, nearest
 
 # Addresses that look like a network and lead nowhere outside this node.
-_INSIDE_ONLY = ("lo", "docker", "br-", "virbr", "veth", "podman", "cni")
+_INSIDE_ONLY = ("docker", "br-", "virbr", "veth", "podman", "cni")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Interface:
     @property
     def stays_on_node(self) -> bool:
         """Whether traffic on it cannot leave this node."""
-        return self.address.startswith("127.") or self.name.startswith(_INSIDE_ONLY)
+        return self.name == "lo" or self.address.startswith("127.") or self.name.startswith(_INSIDE_ONLY)
 
 
 def interfaces() -> Mapping[str, Interface]:

@@ -44,9 +44,12 @@ class Address:
         """Write to `path`, readable by the user only; appears there complete or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.replace(aside, path)
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(asdict(self), file)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> Address | None:
@@ -68,7 +71,10 @@ class Server:
         self._http.control = control
         self._http.gone = gone
         self.address = Address(host, self._http.server_address[1], self._http.secret)
-        self._thread = threading.Thread(target=self._http.serve_forever, name="hvdtrain-rendezvous", daemon=True)
+        # The interval only delays close(): requests are answered as they come.
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, name="hvdtrain-rendezvous", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

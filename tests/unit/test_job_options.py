@@ -51,8 +51,8 @@ def test_every_rule_is_an_option(rule: str) -> None:
         ("--lr", "nan", "nan is not a positive number"),
         ("--lr", "fast", "--lr"),
         ("--lr-rule", "cubic", "choose from"),
-        ("--warmup-epochs", "-0.5", "-0.5 is negative"),
-        ("--warmup-epochs", "nan", "nan is negative"),
+        ("--warmup-epochs", "-0.5", "-0.5 is not a number from 0 on"),
+        ("--warmup-epochs", "nan", "nan is not a number from 0 on"),
         ("--epoch", "3", "unrecognized arguments: --epoch"),
     ],
 )

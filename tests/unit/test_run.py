@@ -20,7 +20,7 @@ from tests.unit.starting import environment, eventually, run, script, started
         ("raise SystemExit", 0, "completed", "", ""),
         ("import sys; sys.exit(0)", 0, "completed", "", ""),
         ("import sys; sys.exit(4)", 4, "failed", "the job called sys.exit(4)", ""),
-        ("import sys; sys.exit('no data')", 1, "failed", "the job called sys.exit(1)", "no data\n"),
+        ("import sys; sys.exit('no data')", 1, "failed", "no data", "no data\n"),
         (
             "from hvdtrain.errors import UserError; raise UserError('no folder data')",
             2, "failed", "no folder data", "error: no folder data\n",
