@@ -181,11 +181,11 @@ def note(**facts: Any) -> None:
         write_json(folder / "running.json", {**attempt, **facts})
 
 
-def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[str, Any]:
+def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule: bool = False) -> dict[str, Any]:
     """Write `result.json` from what the attempt noted and recorded.
 
-    An attempt that has ended already keeps its result, except that a rank 0 which completed is overruled by a launcher
-    that saw another rank fail.
+    An attempt that has ended already keeps its result; `overrule` is for a launcher that saw another rank fail after
+    rank 0 had completed.
     A reason that a rank noted (`note(reason=...)`) is nearer to the cause than `reason`, and stays.
 
     Raises:
@@ -195,7 +195,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "") -> dict[
         raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
     present = read_json(folder / "result.json")
     if present is not None:
-        if present["status"] == "completed" and status != "completed":
+        if overrule and present["status"] == "completed":
             present |= {"status": status, "exit_code": exit_code, "reason": reason}
             write_json(folder / "result.json", present)
         return present

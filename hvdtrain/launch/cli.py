@@ -90,7 +90,7 @@ def _start(arguments: argparse.Namespace) -> int:
     status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment)
     if arguments.run_dir is not None:
         outcome = "completed" if status == 0 else "cancelled" if status in _CANCELLED else "failed"
-        record.finish(arguments.run_dir, outcome, status, _reason(status))
+        record.finish(arguments.run_dir, outcome, status, _reason(status), overrule=status != 0)
     return status
 
 
