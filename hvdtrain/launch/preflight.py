@@ -80,6 +80,8 @@ def own_problem(world: World, framework: str) -> str:
             f"ranks were started by {world.launcher}, but Horovod was built without MPI. Type: hvdtrain build-horovod "
             "--mpi on   or start them with plain srun, which uses Gloo"
         )
+    if world.launcher in ("gloo", "local") and build is not None and "rendezvous_token" not in build.features:
+        return "the installed Horovod is of an earlier hvdtrain and cannot meet at our rendezvous. Type: hvdtrain build-horovod"
     # Six full meshes of sockets (global, local, cross, each twice), and room for files and data loaders.
     needed = 6 * 2 * world.size + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

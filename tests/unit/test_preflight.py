@@ -1,0 +1,73 @@
+"""What a rank finds to be wrong before Horovod is imported."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.horovod_build import check
+from hvdtrain.launch.preflight import gloo_variables, own_problem, seconds_from
+from hvdtrain.launch.rendezvous import Address
+from hvdtrain.world import World
+
+ALONE = World(0, 2, 0, 2, 0, 1, "node1", "cpu", "local")
+
+
+@pytest.fixture
+def limits() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_installed_horovod_fits() -> None:
+    assert own_problem(ALONE, "torch") == ""
+
+
+def test_a_build_without_mpi_under_an_mpi_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = check.installed()
+    assert build is not None
+    monkeypatch.setattr(check, "installed", lambda: replace(build, mpi=None))
+    assert "built without MPI" in own_problem(replace(ALONE, launcher="pmix"), "torch")
+    assert own_problem(ALONE, "torch") == ""
+
+
+def test_a_build_of_an_earlier_version_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = check.installed()
+    assert build is not None
+    monkeypatch.setattr(check, "installed", lambda: replace(build, features=()))
+    assert "hvdtrain build-horovod" in own_problem(ALONE, "torch")
+    assert own_problem(replace(ALONE, launcher="mpirun"), "torch") == ""
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(limits: None) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    assert own_problem(ALONE, "torch") == ""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 6 * 2 * 2 + 256
+
+
+def test_a_world_too_large_for_the_hard_limit_is_told_what_to_type() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    size = hard // 12 + 1
+    problem = own_problem(replace(ALONE, size=size), "torch")
+    assert f"the limit is {hard}" in problem
+    assert f"ulimit -n {12 * size + 256}" in problem
+
+
+def test_gloo_is_told_both_of_its_switches_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "localhost")
+    variables = gloo_variables(ALONE, Address("10.0.0.1", 4711, "secret"), "eth0")
+    assert (variables["HOROVOD_CONTROLLER"], variables["HOROVOD_CPU_OPERATIONS"]) == ("gloo", "gloo")
+    assert variables["no_proxy"] == variables["NO_PROXY"] == "localhost,10.0.0.1"
+    assert (variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"], variables["HOROVOD_HOSTNAME"]) == ("0", "2", "node1")
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_what_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDTRAIN_STALL_TIMEOUT", text)
+    with pytest.raises(Exception, match="is not a number of seconds"):
+        seconds_from("HVDTRAIN_STALL_TIMEOUT", 1.0)
