@@ -13,9 +13,21 @@ The model and the optimizer stay the objects they were: `distribute` only adds h
 
 from __future__ import annotations
 
-from hvdtrain._torch.distribute import distribute
+from hvdtrain._torch.distribute import distribute, no_sync, synchronize
 from hvdtrain._torch.fit import evaluate, fit
 from hvdtrain._torch.loader import Loader, loader, validation_loader
 from hvdtrain._torch.start import init, sum_over_ranks, world
 
-__all__ = ["Loader", "distribute", "evaluate", "fit", "init", "loader", "sum_over_ranks", "validation_loader", "world"]
+__all__ = [
+    "Loader",
+    "distribute",
+    "evaluate",
+    "fit",
+    "init",
+    "loader",
+    "no_sync",
+    "sum_over_ranks",
+    "synchronize",
+    "validation_loader",
+    "world",
+]

@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hvdtrain import record
-from hvdtrain._torch.distribute import Synchronizer
 from hvdtrain._torch.loader import Loader, ValidationLoader
 from hvdtrain._torch.start import session, sum_over_ranks, world
+from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.record import Epoch, EpochLog
 

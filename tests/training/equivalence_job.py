@@ -111,6 +111,46 @@ def state_kept_at_wrapping(union: int, world: object) -> dict[str, torch.Tensor]
     return model.state_dict()
 
 
+def steps_of(name: str, union: int, world: object) -> dict[str, torch.Tensor]:
+    """What users do between backward and step, each over the same union of samples."""
+    torch.manual_seed(6)
+    model = Branching() if name == "gradients_never_zeroed" else perceptron()
+    rate = 0.01 if name == "gradients_never_zeroed" else 0.1
+    optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
+    ht.distribute(model, optimizer, lr_rule="none")
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step, (x, y) in enumerate(ht.loader(samples(96, 7, torch.float32), union // world.size, seed=3)):
+        loss = nn.functional.cross_entropy(model(x), y)
+        if name == "accumulation":
+            if step % 2 == 0:
+                with ht.no_sync(optimizer):
+                    (loss / 2).backward()
+                continue
+            (loss / 2).backward()
+            optimizer.step()
+        elif name == "clipping":
+            loss.backward()
+            ht.synchronize(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+        elif name == "overflow_on_one_rank":
+            if step == 2 and world.rank == world.size - 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            ht.synchronize(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+            continue
+        optimizer.zero_grad()
+    return {**model.state_dict(), "scale": torch.tensor(scaler.get_scale())}
+
+
+STEPS = ("accumulation", "clipping", "overflow_on_one_rank", "gradients_never_zeroed")
+
+
 def metrics(union: int, world: object) -> list[dict[str, float]]:
     """What `fit` reports over samples that do not divide by anything."""
     torch.manual_seed(5)
@@ -132,6 +172,7 @@ def main() -> None:
     ended = {name: train(name, options.union, world) for name in SCENARIOS}
     ended["group_added_later"] = group_added_later(options.union, world)
     ended["state_kept_at_wrapping"] = state_kept_at_wrapping(options.union, world)
+    ended |= {name: steps_of(name, options.union, world) for name in STEPS}
     sums = {name: [tensor.double().sum().item() for tensor in state.values()] for name, state in ended.items()}
     alike = all(each == sums for each in gather_objects(sums))
     history = metrics(options.union, world)

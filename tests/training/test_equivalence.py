@@ -52,6 +52,43 @@ def test_ranks_end_where_one_rank_on_the_union_ends(
         assert epoch["samples"] == 101
 
 
+def test_an_overflow_was_noticed(one_rank: tuple[State, dict[str, Any]]) -> None:
+    """Or `overflow_on_one_rank` would compare training without one."""
+    assert one_rank[0]["overflow_on_one_rank"]["scale"].item() == 8.0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "between", ["nn.utils.clip_grad_norm_(model.parameters(), 0.1)", "optimizer.zero_grad(set_to_none=False)"]
+)
+def test_gradients_changed_while_they_are_averaged_are_noticed(between: str, tmp_path: Path) -> None:
+    script = tmp_path / "clips_too_early.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\nimport hvdtrain.torch as ht\n"
+        "ht.init()\nmodel = nn.Linear(4, 4)\n"
+        "model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        f"model(torch.ones(2, 4)).sum().backward()\n{between}\noptimizer.step()\nprint('stepped')\n"
+    )
+    ended = run_world(2, script, options=["--run-dir", str(tmp_path / "run")])
+    assert ended.status == 2
+    assert "stepped" not in ended.out
+    assert "Call hvdtrain.torch.synchronize(optimizer)" in ended.err
+
+
+@pytest.mark.ranks
+def test_two_backward_passes_for_one_step_are_told_of_no_sync(tmp_path: Path) -> None:
+    script = tmp_path / "backward_twice.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\nimport hvdtrain.torch as ht\n"
+        "ht.init()\nmodel = nn.Linear(4, 4)\n"
+        "model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for _ in range(2):\n    model(torch.ones(2, 4)).sum().backward()\n"
+    )
+    ended = run_world(2, script, options=["--run-dir", str(tmp_path / "run")])
+    assert ended.status == 2
+    assert "no_sync(optimizer)" in ended.err
+
+
 def test_training_moves_the_parameters(one_rank: tuple[State, dict[str, Any]]) -> None:
     """Or the comparison above would hold for ranks that do nothing."""
     states, told = one_rank
