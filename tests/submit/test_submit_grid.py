@@ -80,7 +80,7 @@ def test_one_rule_needs_no_note() -> None:
         (Grid((1,), lr_rules=("linear", "sqrt")), "changes nothing with --gpus 1"),
         (Grid((2,), settings={"widht": ("3",)}), 'did you mean "--width"?'),
         (Grid((2,), settings={"width": ("3", "abc")}), '--width of the job "toy" takes a whole number, not "abc"'),
-        (Grid((2,), settings={"warmup-epochs": ("-1",)}), "-1 is negative"),
+        (Grid((2,), settings={"warmup-epochs": ("-1",)}), "-1 is not a number from 0 on"),
         (
             Grid((2,), seeds=tuple(range(2000))),
             "2000 cells; legal are at most 1000 in one call; one seed is written --seeds 2000,",

@@ -253,6 +253,6 @@ def test_mpirun_that_is_not_there(
     assert cli.main(["--job", "toy.py", "--gpus", "1", "--launcher", "mpirun"]) == 2
     assert "there is no mpirun" in capfd.readouterr().err
     assert not (room / "runs").exists()
-    assert not machine.has_mpirun(str(tmp_path / "python"), {"PATH": "/nowhere"})
+    assert machine.find_mpirun() is None
     (tmp_path / "mpirun").touch()
-    assert machine.has_mpirun(str(tmp_path / "python"), {"PATH": "/nowhere"})
+    assert machine.find_mpirun() == str(tmp_path / "mpirun")

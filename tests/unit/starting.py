@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,12 @@ def run(module: str, *arguments: object, **variables: str) -> subprocess.Complet
 def started(*command: object) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is surely gone afterwards; `command` follows the interpreter."""
     with subprocess.Popen(
-        [sys.executable, *map(str, command)], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, *map(str, command)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        # A test run in the background has SIGINT ignored, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process
