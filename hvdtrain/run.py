@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         job = find_job(arguments.job)
-        rank = world.detect().rank
+        place = world.detect()
+        rank = place.rank
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -45,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # As `python JOB` would: the job imports what lies beside it.
     sys.path.insert(0, str(job.parent))
     status, outcome, reason = _run(job)
+    if status == 0 and place.size > 1 and launch.active is None and rank == 0:
+        print(
+            f"warning: this job never called init() of hvdtrain.torch, so its {place.size} ranks ran one by one, unsynchronised",
+            file=sys.stderr,
+        )
     folder = record.run_dir()
     if folder is not None and rank == 0:
         record.finish(folder, outcome, status, reason)

@@ -14,7 +14,7 @@ The model and the optimizer stay the objects they were: `distribute` only adds h
 from __future__ import annotations
 
 from hvdtrain._torch.distribute import distribute, no_sync, synchronize
-from hvdtrain._torch.fit import evaluate, fit
+from hvdtrain._torch.fit import evaluate, fit, record_epoch
 from hvdtrain._torch.loader import Loader, loader, validation_loader
 from hvdtrain._torch.start import init, sum_over_ranks, world
 
@@ -26,6 +26,7 @@ __all__ = [
     "init",
     "loader",
     "no_sync",
+    "record_epoch",
     "sum_over_ranks",
     "synchronize",
     "validation_loader",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
+from hvdtrain import record
 from hvdtrain.errors import UserError
 
 
@@ -125,3 +128,14 @@ def test_regression_has_no_accuracy() -> None:
     assert history[0].train_acc is None
     assert history[0].val_acc is None
     assert history[0].val_loss is not None
+
+
+def test_a_loop_of_ones_own_records_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ht.record_epoch(1, samples=10, seconds=1.0)  # without a run folder: nothing happens
+    monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
+    ht.record_epoch(1, samples=100, seconds=3.0, seconds_val=1.0, val_acc=0.5)
+    ht.record_epoch(2, samples=100, seconds=2.0, val_acc=0.75)
+    first, second = record.read_epochs(tmp_path / "epochs.jsonl")
+    assert (first.samples_per_second, first.val_acc, second.samples_per_second) == (50.0, 0.5, 50.0)
+    with pytest.raises(UserError, match="epoch 2 is already recorded"):
+        ht.record_epoch(2, samples=100, seconds=2.0)

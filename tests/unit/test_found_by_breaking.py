@@ -162,3 +162,10 @@ def test_attempts_with_a_gap_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     record.set_aside(tmp_path)
     assert (tmp_path / "attempts" / "3" / "result.json").exists()
+
+
+def test_ranks_that_never_met_are_told_of(tmp_path: Path) -> None:
+    ended = run_world(2, script(tmp_path, "print('hello')"), options=["--launcher", "local"])
+    assert ended.status == 0
+    assert ended.err.count("its 2 ranks ran one by one, unsynchronised") == 1
+    assert run_world(1, script(tmp_path, "print('hello')")).err == ""

@@ -32,7 +32,7 @@ told["rendezvous"] = os.path.isdir(os.environ["HVDTRAIN_RENDEZVOUS_DIR"])
 def tell(folder: Path, ranks: int, *options: object, **variables: str) -> list[dict[str, Any]]:
     """What each rank of a world found around it."""
     ended = run("hvdtrain.launch", "-n", ranks, *LOCAL, *options, script(folder, TELL), folder, "--x=1", **variables)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
     return [json.loads((folder / str(rank)).read_text()) for rank in range(ranks)]
 
 
