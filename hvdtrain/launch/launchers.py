@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,15 +27,15 @@ class Request:
     nodes: int | None = None
 
 
-class Launcher:
+class Launcher(ABC):
     """Base of all launchers. `name` is what --launcher takes and what World.launcher says."""
 
     name: str
     about: str
 
+    @abstractmethod
     def command(self, request: Request) -> Command:
         """The argument vector that starts the world."""
-        raise NotImplementedError
 
 
 class Alone(Launcher):

@@ -11,13 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hvdtrain.horovod_build.check import problem
-from hvdtrain.horovod_build.frameworks import find
-
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.skipif(find("torch") is None or problem(["torch"]) is not None, reason="needs our Horovod for torch"),
-]
+pytestmark = pytest.mark.ranks
 
 
 class Store(ThreadingHTTPServer):
