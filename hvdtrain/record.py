@@ -16,6 +16,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +166,21 @@ def run_dir() -> Path | None:
 
 
 def restart_count() -> int:
-    """How often SLURM has restarted this job; unset in its first run."""
-    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    """How many attempts at this run went before: each left a folder under `attempts/`, or SLURM requeued the job after it."""
+    folder = run_dir()
+    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), len(_attempts(folder)) if folder is not None else 0)
+
+
+def _attempts(folder: Path) -> list[int]:
+    return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
 
 
 def begin(folder: Path, facts: dict[str, Any]) -> None:
-    """Note the attempt that starts now: hosts, devices, versions, launcher. `finish` takes them into the result."""
+    """Note the attempt that starts now: hosts, devices, versions, launcher. `finish` takes them into the result.
+
+    What an earlier attempt left (a job that SLURM requeued starts in the same folder) is set aside.
+    """
+    set_aside(folder)
     write_json(folder / "running.json", {"started": time.time(), "restart": restart_count(), **facts})
 
 
@@ -224,15 +234,23 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
 
 
 def set_aside(folder: Path) -> None:
-    """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost."""
-    left = [folder / name for name in ("epochs.jsonl", "running.json", "result.json")]
-    left = [path for path in left if path.exists()]
-    if not left:
+    """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost.
+
+    Where there are checkpoints the next attempt goes on from one of them, so the epochs up to there stay too.
+    """
+    ended = [path for name in ("running.json", "result.json") if (path := folder / name).exists()]
+    epochs = folder / "epochs.jsonl"
+    resumable = any((folder / "checkpoints").glob("*.json"))
+    if not ended and (resumable or not epochs.exists()):
         return
-    number = 1 + max((int(path.name) for path in (folder / "attempts").glob("[0-9]*")), default=0)
-    target = folder / "attempts" / str(number)
+    target = folder / "attempts" / str(1 + max(_attempts(folder), default=0))
     target.mkdir(parents=True)
-    for path in left:
+    if epochs.exists():
+        if resumable:
+            shutil.copy2(epochs, target / epochs.name)
+        else:
+            os.replace(epochs, target / epochs.name)
+    for path in ended:
         os.replace(path, target / path.name)
 
 

@@ -19,6 +19,7 @@ from hvdtrain import launch, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
+from hvdtrain.stop import RESTART, Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +62,10 @@ def _run(job: Path) -> tuple[int, str, str]:
     """Run the job; returns exit status, record status and reason. In a world of several a failure ends the process here."""
     try:
         runpy.run_path(str(job), run_name="__main__")
+    except Stopped as stopped:
+        _end_world(stopped, RESTART, "preempted")
+        print(f"stopped: {stopped}; exit status {RESTART} means start me again", file=sys.stderr)
+        return RESTART, "preempted", stopped.reason
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if status == 0:
@@ -102,7 +107,9 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
     if getattr(error, "agreed", False):
         # Every rank raises the same: rank 0 says it, and they leave together.
         if session.world.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
+            stopped = isinstance(error, Stopped)
+            ending = f"; exit status {status} means start me again" if stopped else ""
+            print(f"{'stopped' if stopped else 'error'}: {error}{ending}", file=sys.stderr)
             if folder is not None:
                 record.finish(folder, outcome, status, str(error))
         session.close()

@@ -17,14 +17,18 @@ from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
+from hvdtrain.launch.local import STOP_SECONDS
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
 from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 from hvdtrain.machine import find_mpirun
 from hvdtrain.paths import find_job
+from hvdtrain.stop import RESTART
 
 #: A world that was told to stop ends with 128 + the signal's number.
-_CANCELLED = {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
+_OUTCOMES = {0: "completed", RESTART: "preempted"} | {
+    128 + number: "cancelled" for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+}
 
 
 def choose(name: str, ranks: int) -> Launcher:
@@ -90,25 +94,37 @@ def _start(arguments: argparse.Namespace) -> int:
         record.set_aside(arguments.run_dir)
         environment[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
-    status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment)
+    by_mpirun = launcher.name == "mpirun"
+    status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment, by_mpirun)
     if arguments.run_dir is not None:
-        outcome = "completed" if status == 0 else "cancelled" if status in _CANCELLED else "failed"
+        outcome = _OUTCOMES.get(status, "failed")
         record.finish(arguments.run_dir, outcome, status, _reason(status), overrule=status != 0)
     return status
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
     """Run to the end, passing signals on: whoever stops us means the ranks."""
     process = subprocess.Popen(
         command, env=environment, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)
     )
 
+    softened = False
+
     def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal softened
+        if by_mpirun and number == signal.SIGTERM:
+            # mpirun kills its ranks a moment after SIGTERM; SIGUSR1 it passes on, and they write a checkpoint.
+            softened, number = True, signal.SIGUSR1
+            signal.signal(signal.SIGALRM, lambda *_: process.terminate())
+            signal.alarm(STOP_SECONDS)
         process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
     status = process.wait()
+    signal.alarm(0)
+    if softened and status in (-signal.SIGUSR1, 128 + signal.SIGUSR1):
+        status = 128 + signal.SIGTERM  # ranks that know nothing of stopping died of the other name of our SIGTERM
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # what a single rank started and left behind; others have their starter
     # mpirun reports whichever rank ended first; that another rank began it is no status of the world.

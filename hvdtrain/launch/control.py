@@ -7,6 +7,7 @@ Verbs: `join` before Horovod starts, `beat` twice a second from then on, `stack`
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -43,11 +44,15 @@ class _Rank:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why the world ends: the rank it began with, one sentence, and the Python stacks of those who stand still."""
+    """Why the world ends: the rank it began with, one sentence, and the Python stacks of those who stand still.
+
+    `restart`: that rank was asked to stop, so every rank ends with the status that means "start me again".
+    """
 
     rank: int
     reason: str
     details: str = ""
+    restart: bool = False
 
 
 @dataclass
@@ -154,8 +159,7 @@ class Supervisor:
         state.step, state.beats = message["step"], message["beats"]
         state.activity, state.waiting = message["activity"], message["waiting"]
         if self.verdict is not None:
-            verdict = {"rank": self.verdict.rank, "reason": self.verdict.reason, "details": self.verdict.details}
-            return {"state": "end", "verdict": verdict}
+            return {"state": "end", "verdict": dataclasses.asdict(self.verdict)}
         if self.closing:
             return {"state": "closing"}
         return {"state": "run", "stack": self._asked is not None and rank in self._behind()}
@@ -168,7 +172,9 @@ class Supervisor:
         node = self._ranks[rank].node if rank in self._ranks else message.get("node", "?")
         # Ranks that fail because their peers vanished say so; they did not begin it.
         if not message.get("consequence"):
-            self._end(Verdict(rank, f"rank {rank} on {node} failed: {message['reason']}"))
+            restart = message.get("restart", False)
+            what = "was asked to stop" if restart else "failed"
+            self._end(Verdict(rank, f"rank {rank} on {node} {what}: {message['reason']}", restart=restart))
         return {}
 
     def _bye(self, rank: int, message: Message) -> Message:

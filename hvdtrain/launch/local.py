@@ -26,11 +26,12 @@ from hvdtrain.errors import UserError, run_cli
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 from hvdtrain.machine import visible_gpus
+from hvdtrain.stop import RESTART
 
 #: Survivors of a failure end by themselves in about three seconds; after this they are killed.
 GRACE_SECONDS = 7.0
 #: After SIGTERM or Ctrl-C ranks may still be writing a checkpoint.
-STOP_SECONDS = 10.0
+STOP_SECONDS = 10
 
 
 @dataclass
@@ -94,16 +95,21 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
         for rank in ranks:
             _kill(rank)
         shutil.rmtree(rendezvous, ignore_errors=True)
-    return stop.status or _status(ranks)
+    status = _status(ranks)
+    # Asked to stop by SIGTERM, ranks that left a checkpoint say so; a user who interrupts has cancelled the run.
+    return status if status == RESTART and stop.status == 128 + signal.SIGTERM else stop.status or status
 
 
 class _StopRequest:
-    """Remembers SIGTERM and SIGINT instead of dying of them: the ranks must be ended first."""
+    """Remembers SIGTERM and SIGINT instead of dying of them: the ranks must be ended first. Passes SIGUSR1 and 2 on."""
 
     def __init__(self) -> None:
         self.status = 0
+        self.pass_on: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._remember)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda number, frame: self.pass_on.append(number))
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.status = 128 + number
@@ -121,9 +127,12 @@ def _mind(ranks: list[_Rank], stop: _StopRequest) -> None:
                     deadline = time.monotonic() + GRACE_SECONDS
         if stop.status and not told:
             told, deadline = True, time.monotonic() + STOP_SECONDS
+            stop.pass_on.append(signal.SIGTERM)
+        while stop.pass_on:
+            number = stop.pass_on.pop()
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
-                    rank.process.send_signal(signal.SIGTERM)
+                    rank.process.send_signal(number)
         if deadline is not None and time.monotonic() > deadline:
             for rank in ranks:
                 rank.killed = rank.killed or rank.status is None

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from hvdtrain import record
+from hvdtrain import record, stop
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
 from hvdtrain.launch.control import Supervisor
@@ -72,6 +72,7 @@ class Session:
         Raises:
             LaunchError: what is wrong and what to do.
         """
+        stop.install(self._on_stop)
         if self.world.size == 1:
             return
         # Horovod's hierarchical operations hang or abort under Gloo, whoever asked for them.
@@ -187,19 +188,30 @@ class Session:
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.fail(error, 2 if isinstance(error, UserError) else 1)
 
+    def _on_stop(self, request: stop.Stopped) -> None:
+        """A signal came outside of training: with other ranks there is nothing to agree on step by step; they end too."""
+        if self.world.size > 1:
+            self.fail(request, stop.RESTART)
+
     def fail(self, error: BaseException, status: int = 1) -> NoReturn:
         """Tell the world that this rank failed, show why, and end this process with `status`.
 
         An error that only says that peers vanished waits for the reason, which another rank gives.
         """
         consequence = type(error).__name__ == "HorovodInternalError"
-        reason = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception_only(error)).strip()
+        plain = isinstance(error, (UserError, stop.Stopped))
+        reason = str(error) if plain else "".join(traceback.format_exception_only(error)).strip()
+        restart = isinstance(error, stop.Stopped)
         if not consequence:
-            say(str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error)))
-            record.note(reason=f"rank {self.world.rank} on {self.world.node} failed: {_last_line(reason)}")
+            say(str(error) if plain else "".join(traceback.format_exception(error)))
+            what = "was asked to stop" if restart else "failed"
+            reason_on_record = f"rank {self.world.rank} on {self.world.node} {what}: {_last_line(reason)}"
+            record.note(reason=reason_on_record)
+            if restart and self.world.rank == 0 and (folder := record.run_dir()) is not None:
+                record.finish(folder, "preempted", status, reason_on_record)
         if self._client is None:
             leave(status)
-        self._tell_failure(reason, consequence)
+        self._tell_failure(reason, consequence, restart)
         if consequence:
             # The watchdog ends this process as soon as it hears who began it.
             time.sleep(6.0)
@@ -211,12 +223,13 @@ class Session:
             wait_until(self._supervisor.all_left, seconds=3.0)
         leave(status)
 
-    def _tell_failure(self, reason: str, consequence: bool) -> None:
+    def _tell_failure(self, reason: str, consequence: bool, restart: bool = False) -> None:
         if self._watchdog is not None and not consequence:
             self._watchdog.stop()
         try:
             assert self._client is not None
-            self._client.send("fail", node=self.world.node, reason=_last_line(reason), consequence=consequence)
+            told = {"reason": _last_line(reason), "consequence": consequence, "restart": restart}
+            self._client.send("fail", node=self.world.node, **told)
         except ConnectionError:
             if not consequence:
                 say(f"rank {self.world.rank} could not tell rank 0, which is gone")

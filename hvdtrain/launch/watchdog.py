@@ -14,6 +14,7 @@ from typing import NoReturn
 from hvdtrain import record
 from hvdtrain.launch.control import GONE_SECONDS, Supervisor, Verdict
 from hvdtrain.launch.rendezvous import Client
+from hvdtrain.stop import RESTART
 
 #: Exit status of a rank that ended only because another one did. The local starter looks for a different one to blame.
 ENDED_BY_ANOTHER = 76
@@ -105,11 +106,13 @@ class Watchdog:
             if verdict.details:
                 say(verdict.details)
             record.note(reason=verdict.reason)
+            if verdict.restart and self._rank == 0 and (folder := record.run_dir()) is not None:
+                record.finish(folder, "preempted", RESTART, verdict.reason)
         elif self._rank != verdict.rank:
             print(f"hvdtrain: {verdict.reason}", file=sys.stderr)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
-        leave(1 if self._rank == verdict.rank else ENDED_BY_ANOTHER)
+        leave(RESTART if verdict.restart else 1 if self._rank == verdict.rank else ENDED_BY_ANOTHER)
 
 
 def leave(status: int) -> NoReturn:

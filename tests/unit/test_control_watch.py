@@ -62,7 +62,7 @@ def test_whoever_beats_hears_the_verdict() -> None:
     ranks = training()
     ranks.supervisor.gone(3)
     reason = ranks.after(GONE_SECONDS + 0.1)
-    assert ranks.beat(0) == {"state": "end", "verdict": {"rank": 3, "reason": reason, "details": ""}}
+    assert ranks.beat(0) == {"state": "end", "verdict": {"rank": 3, "reason": reason, "details": "", "restart": False}}
 
 
 # --- standstill ---
