@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run_dir is not None:
         os.environ[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     _own_log(rank)
+    # TensorFlow writes pages about the machine at import; it still says what goes wrong.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.argv = [str(job), *arguments.arguments]
     # As `python JOB` would: the job imports what lies beside it.
     sys.path.insert(0, str(job.parent))

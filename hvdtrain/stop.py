@@ -24,8 +24,9 @@ class Stopped(SystemExit):
     `agreed`: all ranks raise it after the same step. Else this rank ends by itself, and takes the others along.
     """
 
-    def __init__(self, reason: str, agreed: bool = True) -> None:
+    def __init__(self, reason: str, number: int = 0, agreed: bool = True) -> None:
         super().__init__(RESTART)
+        self.number = number
         self.reason = reason
         self.agreed = agreed
 
@@ -89,12 +90,17 @@ def watch_always() -> None:
     _watchers += 1
 
 
+def leaving() -> None:
+    """This rank is on its way out: launchers that hurry it with signals change nothing any more."""
+    watch_always()
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _requested
     first = _requested == 0
     # A second signal changes nothing: the checkpoint of the first may be under way.
     _requested = _requested or number
     if first and _watchers == 0:
-        stopped = Stopped(f"{name(number)} came while no training was under way", agreed=False)
+        stopped = Stopped(f"{name(number)} came while no training was under way", number, agreed=False)
         _alone(stopped)
         raise stopped

@@ -22,13 +22,18 @@ class Ended:
 
 
 def run_world(
-    ranks: int, script: Path | str, *arguments: object, options: Sequence[str] = (), **environment: str
+    ranks: int,
+    script: Path | str,
+    *arguments: object,
+    options: Sequence[str] = (),
+    patience: float = 120.0,
+    **environment: str,
 ) -> Ended:
     """Start `ranks` real ranks of a script through `python -m hvdtrain.launch` and wait for their end."""
     command = [sys.executable, "-m", "hvdtrain.launch", "-n", str(ranks), *options, str(script), *map(str, arguments)]
     began = time.monotonic()
     ended = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=patience, check=False
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - began)
 

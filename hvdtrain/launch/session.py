@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ from typing import NoReturn
 from hvdtrain import record, stop
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
-from hvdtrain.launch.control import Supervisor
+from hvdtrain.launch.control import GONE_SECONDS, Supervisor
 from hvdtrain.launch.preflight import (
     CONNECT_TIMEOUT_VARIABLE,
     DEFAULT_CONNECT_TIMEOUT,
@@ -190,15 +191,20 @@ class Session:
 
     def _on_stop(self, request: stop.Stopped) -> None:
         """A signal came outside of training: with other ranks there is nothing to agree on step by step; they end too."""
-        if self.world.size > 1:
-            self.fail(request, stop.RESTART)
+        if self.world.size == 1:
+            return
+        if request.number == signal.SIGTERM:
+            # mpirun and srun send it to those whose peer has died, too. If so, the watchdog ends this process meanwhile.
+            time.sleep(GONE_SECONDS + 2 * INTERVAL_SECONDS)
+        self.fail(request, stop.RESTART)
 
     def fail(self, error: BaseException, status: int = 1) -> NoReturn:
         """Tell the world that this rank failed, show why, and end this process with `status`.
 
         An error that only says that peers vanished waits for the reason, which another rank gives.
         """
-        consequence = type(error).__name__ == "HorovodInternalError"
+        stop.leaving()
+        consequence = _is_consequence(error)
         plain = isinstance(error, (UserError, stop.Stopped))
         reason = str(error) if plain else "".join(traceback.format_exception_only(error)).strip()
         restart = isinstance(error, stop.Stopped)
@@ -236,6 +242,7 @@ class Session:
 
     def close(self) -> None:
         """Leave in good order: nobody takes our silence for death, and rank 0's server outlasts the others' goodbye."""
+        stop.leaving()
         if self._watchdog is None or self._client is None:
             return
         if self._supervisor and self._server:
@@ -250,6 +257,13 @@ class Session:
         if self._file is not None and self.world.rank == 0:
             self._file.unlink(missing_ok=True)
         self._watchdog = None
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether it only says that other ranks are gone. TensorFlow has no type for it: its operations raise what Horovod says."""
+    if type(error).__name__ == "HorovodInternalError":
+        return True
+    return type(error).__module__.startswith("tensorflow.") and "horovod" in str(error).lower()
 
 
 def _last_line(text: str) -> str:

@@ -1,0 +1,122 @@
+"""The backend that Keras runs on, as the few operations in which TensorFlow and PyTorch differ here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from hvdtrain.errors import UserError
+from hvdtrain.world import World
+
+#: Squared norms of gradients cost a pass over them; every so many steps is enough for a mean over an epoch.
+NORM_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know after a step, each the same.
+
+    Attributes:
+        stop: some rank was asked to stop before the step.
+        diverged: some rank's loss was no longer a number.
+        disagreement: ranks had gradients of different variables, in a compiled step, which cannot exchange which.
+    """
+
+    stop: bool
+    diverged: bool
+    disagreement: bool
+
+
+class Wire(Protocol):
+    """What one optimizer sends in each step, gradients and beside them a few flags, and the clock of the step."""
+
+    # --- between steps ---
+
+    def start_step(self, weight: float, stop: bool) -> None:
+        """Before a step of `fit`: weight of this rank's batch, and whether this rank was asked to stop."""
+
+    def end_step(self) -> None:
+        """The step's results are there."""
+
+    def agreed(self) -> Agreed:
+        """What the last step brought."""
+
+    def reset_times(self) -> None:
+        """Begin to add up seconds and norms anew."""
+
+    def measured(self) -> dict[str, float]:
+        """Since `reset_times`: seconds `data`, `forward`, `backward`, `allreduce` (waiting that nothing hid), `optimizer`, where
+        they can be measured; `norms` (how many were taken), the sums `local_square` and `averaged_square`, and `last_square`.
+        """
+
+    # --- in a step: part of the graph where there is one ---
+
+    def data_arrived(self, data: Any) -> None:
+        """For the clock: a batch is there."""
+
+    def weighted(self, loss: Any) -> Any:
+        """The loss times the batch's weight."""
+
+    def gradients_computed(self, grads: list[Any]) -> None:
+        """For the clock: the backward pass of this rank is over."""
+
+    def missing(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """`grads` with zeros where this rank has none (None) but another one has."""
+
+    def average(self, grads: list[Any], names: list[str]) -> list[Any]:
+        """Gradients averaged over all ranks: dense or sparse, in the same order on every rank."""
+
+    def agreed_finite(self, finite: Any) -> Any:
+        """Whether `finite` is true on all ranks."""
+
+
+class Backend(Protocol):
+    """See `hvdtrain._keras.tensorflow_backend` and `torch_backend`."""
+
+    framework: str
+    package: str
+
+    def horovod(self) -> Any: ...
+    def visible_gpus(self) -> int: ...
+    def use(self, place: World) -> None: ...
+    def device_name(self, place: World) -> str: ...
+    def threads(self) -> int: ...
+    def sum(self, values: Sequence[float]) -> list[float]: ...
+    def broadcast(self, variables: Sequence[Any]) -> None: ...
+    def wire(self, compression: str) -> Wire: ...
+    def random_state(self) -> Any: ...
+    def set_random_state(self, state: Any) -> None: ...
+    def separate_random(self, offset: int) -> None: ...
+
+
+@cache
+def backend() -> Backend:
+    """The one that Keras was configured for.
+
+    Raises:
+        UserError: it is JAX, for which Horovod has no operations.
+    """
+    _import_quietly()
+    import keras
+
+    name = keras.backend.backend()
+    if name == "tensorflow":
+        from hvdtrain._keras.tensorflow_backend import TensorFlow
+
+        return TensorFlow()
+    if name == "torch":
+        from hvdtrain._keras.torch_backend import Torch
+
+        return Torch()
+    raise UserError(
+        f"Keras runs on {name}, and Horovod knows only TensorFlow and PyTorch: each rank would train by itself. "
+        "Set KERAS_BACKEND=tensorflow (or torch) before Keras is imported"
+    )
+
+
+def _import_quietly() -> None:
+    """TensorFlow writes pages about the machine at import; what a user must know comes as an error anyway."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

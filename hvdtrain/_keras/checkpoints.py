@@ -1,0 +1,112 @@
+"""Checkpoints of a Keras training: rank 0 writes what all ranks give, and all ranks learn whether it could."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import IO, Any
+
+from hvdtrain import record
+from hvdtrain._keras.start import from_rank_zero, gather_objects, world
+from hvdtrain.checkpoint import CheckpointError, Store
+from hvdtrain.errors import UserError
+
+_MODULES = ("numpy", "ml_dtypes", "builtins", "collections", "_codecs")
+
+
+class Checkpoints:
+    """Saves and loads; every method must be called by all ranks.
+
+    Args:
+        folder: for the files; None saves nothing.
+        keep: how many of the newest stay, besides the best.
+    """
+
+    def __init__(self, folder: Path | None, keep: int) -> None:
+        self.folder = folder
+        self._store = Store(folder, keep) if folder is not None else None
+
+    def save(self, content: dict[str, Any], own: dict[str, Any], epoch: int, step: int, score: float | None) -> None:
+        """Write `content`, the same on every rank, and each rank's `own`.
+
+        Raises:
+            CheckpointError: rank 0 could not; the one before is intact.
+        """
+        if self._store is None:
+            return
+        ranks = gather_objects(own)
+        problem = ""
+        if world().rank == 0:
+            try:
+                facts = {"framework": "keras", "world_size": world().size}
+                self._store.save(
+                    lambda file: pickle.dump({**content, "ranks": ranks}, file, protocol=5),
+                    epoch=epoch,
+                    step=step,
+                    score=score,
+                    facts=facts,
+                )
+            except CheckpointError as error:
+                problem = str(error)
+        _raise_everywhere(problem, "checkpoint written")
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest intact checkpoint, or None; rank 0 reads it for all.
+
+        Raises:
+            CheckpointError: all are damaged.
+        """
+        if self._store is None:
+            return None
+        problem, content = "", None
+        if world().rank == 0:
+            try:
+                saved = self._store.newest(lambda text: print(f"hvdtrain: {text}", flush=True))
+                if saved is not None:
+                    content = _read(saved.path)
+            except UserError as error:
+                problem = str(error)
+        _raise_everywhere(problem, "checkpoint read")
+        loaded: dict[str, Any] | None = from_rank_zero(content, "checkpoint")
+        return loaded
+
+
+def _raise_everywhere(problem: str, what: str) -> None:
+    if problem := from_rank_zero(problem, what):
+        error = CheckpointError(problem)
+        error.agreed = True
+        raise error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads arrays and plain values: a file that asks for anything else is not one of ours."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] not in _MODULES or name in ("eval", "exec", "getattr", "__import__", "open"):
+            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            content = _unpickle(file)
+    except (pickle.UnpicklingError, EOFError, ImportError, AttributeError) as error:
+        raise UserError(f"{path} is not a checkpoint of hvdtrain.keras: {error}") from None
+    if not isinstance(content, dict) or "weights" not in content:
+        raise UserError(f"{path} is not a checkpoint of hvdtrain.keras")
+    return content
+
+
+def _unpickle(file: IO[bytes]) -> Any:
+    return _Unpickler(file).load()
+
+
+def folder_for(asked: Path | str | bool | None) -> Path | None:
+    """None: beside the records, when there are any. False: nowhere."""
+    if asked is False:
+        return None
+    if asked is None or asked is True:
+        run = record.run_dir()
+        return run / "checkpoints" if run is not None else None
+    return Path(asked)

@@ -1,0 +1,285 @@
+"""`model.fit` that refuses to train unsynchronised, goes on from checkpoints, and ends the same on every rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hvdtrain import stop
+from hvdtrain._keras import state
+from hvdtrain._keras.loader import Loader, loader, validation_loader
+from hvdtrain._keras.metrics import world_metrics
+from hvdtrain._keras.optimizer import (
+    DistributedOptimizer,
+    agree_on_scale,
+    is_distributed,
+    is_upstreams,
+    synchronization,
+)
+from hvdtrain._keras.start import gather_objects, world
+from hvdtrain._keras.training import BeforeOthers, Training
+from hvdtrain.errors import UserError
+
+#: Callbacks that write files: one rank does it for all, since all have the same model and the same logs.
+_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor")
+
+
+def callbacks(
+    *,
+    checkpoints: Path | str | bool | None = None,
+    keep: int = 2,
+    replica_check: bool = True,
+    monitor: str | None = None,
+) -> list[keras.callbacks.Callback]:
+    """What `model.fit` needs to stay in step; add your own callbacks to the list.
+
+    All ranks start from rank 0's state, metrics and validation are those of all ranks' samples, early stopping and plateaus
+    decide alike, epochs are recorded, and a signal (SIGTERM, SIGUSR1, SIGUSR2) to any rank makes all of them write one checkpoint
+    after the same step and end with status 75. The next start goes on from there.
+
+    Args:
+        checkpoints: None: under the run folder, if there is one; a path; False: none.
+        keep: newest checkpoints that stay, besides the best.
+        replica_check: compare the ranks' parameters after the first step and every 100 steps.
+        monitor: name in the logs whose best value marks the best checkpoint; default: validation accuracy, else a loss.
+    """
+    return [Training(checkpoints, keep, replica_check, monitor)]
+
+
+def fit(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int = 32,
+    epochs: int = 1,
+    validation_data: Any = None,
+    seed: int = 0,
+    **options: Any,
+) -> keras.callbacks.History:
+    """`model.fit` on data that every rank holds in full: each trains on its part. Prints one line per epoch.
+
+    Args:
+        model: compiled with an optimizer from `DistributedOptimizer`.
+        x: arrays of all samples, or a `loader`.
+        batch_size: samples per rank and step.
+        validation_data: (x, y) of all samples, or a `validation_loader`.
+        seed: of the order; must be the same on every rank.
+        options: passed to `model.fit`; `callbacks()` is added unless it is among the callbacks.
+    """
+    train = x if isinstance(x, keras.utils.PyDataset) else loader(x, y, batch_size=batch_size, seed=seed)
+    if isinstance(validation_data, (tuple, list)):
+        validation_data = validation_loader(*validation_data, batch_size=batch_size)
+    given = list(options.pop("callbacks", None) or [])
+    if not any(isinstance(each, Training) for each in given):
+        given += callbacks()
+    options.setdefault("verbose", 2 if world().rank == 0 else 0)
+    history: keras.callbacks.History = model.fit(
+        train, validation_data=validation_data, epochs=epochs, callbacks=given, **options
+    )
+    return history
+
+
+def compile(model: Any, optimizer: Any, *, lr_rule: str = "auto", warmup_epochs: float = 0.0, **options: Any) -> None:
+    """`model.compile` with a distributed `optimizer`; other arguments are passed on."""
+    model.compile(optimizer=DistributedOptimizer(optimizer, lr_rule=lr_rule, warmup_epochs=warmup_epochs), **options)
+
+
+def guard_fit() -> None:
+    """Have every `model.fit` of this process checked: Keras alone would train each rank by itself without a word."""
+    if getattr(keras.Model.fit, "hvdtrain", False):
+        return
+    original = keras.Model.fit
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def guarded(model: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+        return _fit(model, arguments, original)
+
+    guarded.hvdtrain = True  # type: ignore[attr-defined]
+    keras.Model.fit = guarded
+
+
+def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
+    given = arguments["callbacks"]
+    given = list(given.callbacks if hasattr(given, "callbacks") else given or [])
+    ours = next((each for each in given if isinstance(each, Training)), None)
+    _check_optimizer(model)
+    if ours is None:
+        if world().size == 1:
+            return original(model, **arguments)
+        raise UserError(
+            "model.fit runs in a world of several ranks without callbacks=hvdtrain.keras.callbacks(): nothing would make them "
+            "start alike or report the metrics of all"
+        )
+    train = arguments["x"]
+    ours.loader = train if isinstance(train, Loader) else None
+    _prepare(model, arguments, ours)
+    ours.others = _others(given, ours)
+    arguments["callbacks"] = [BeforeOthers(ours), *ours.others, ours]
+    if world().rank != 0:
+        arguments["verbose"] = 0
+    ours.history = {}
+    ours.content = ours.checkpoints.load()
+    if ours.content is not None:
+        _go_on(ours, arguments)
+        _build_metrics(model, ours)
+    with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
+        try:
+            history = original(model, **arguments)
+        finally:
+            ours.end()
+    history.history = ours.history
+    history.epoch = list(range(len(next(iter(ours.history.values()), []))))
+    return history
+
+
+def _go_on(ours: Training, arguments: dict[str, Any]) -> None:
+    content = ours.content
+    assert content is not None
+    ours.history = {key: list(values) for key, values in content["history"].items()}
+    arguments["initial_epoch"] = max(arguments["initial_epoch"], content["epoch"])
+    if world().rank != 0:
+        return
+    size = len(content["ranks"])
+    ranks = "" if size == world().size else f" of {size} rank{'s' if size > 1 else ''}, now {world().size}"
+    if content["epoch"] >= arguments["epochs"]:
+        print(
+            f"hvdtrain: {content['epoch']} epochs were trained before ({ours.checkpoints.folder}): nothing is left to do"
+        )
+    else:
+        part = ", in its middle" if content["consumed"] else ""
+        print(
+            f"hvdtrain: going on with epoch {content['epoch'] + 1}{part}, from {ours.checkpoints.folder}{ranks}",
+            flush=True,
+        )
+
+
+def _check_optimizer(model: Any) -> None:
+    optimizer = model.optimizer
+    if optimizer is None or (
+        world().size == 1 and not is_distributed(getattr(optimizer, "inner_optimizer", optimizer))
+    ):
+        if is_upstreams(optimizer):
+            _refuse(optimizer)
+        return
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None and is_distributed(inner) and not is_distributed(optimizer):
+        agree_on_scale(optimizer)  # compile() put it around ours for mixed precision
+    if not is_distributed(optimizer):
+        _refuse(optimizer)
+
+
+def _refuse(optimizer: Any) -> None:
+    upstreams = is_upstreams(optimizer)
+    what = (
+        "is wrapped by horovod's own DistributedOptimizer, which averages nothing on Keras 3"
+        if upstreams
+        else "is a plain one"
+    )
+    raise UserError(
+        f"the model's optimizer ({type(optimizer).__name__}) {what}: each of the {world().size} ranks would train by itself. "
+        "Compile the model with hvdtrain.keras.DistributedOptimizer(optimizer)"
+    )
+
+
+def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
+    """Build the model, and mend or refuse what in `compile` and `fit` does not go together with several ranks."""
+    _build(model, arguments["x"])
+    if world().size > 1 and model.jit_compile and keras.backend.backend() == "tensorflow":
+        # Horovod has no XLA kernels; "auto" turns it on wherever there is a GPU.
+        model.jit_compile = False
+    if ours.loader is not None:
+        arguments["shuffle"] = False  # Keras would shuffle the batches once more, in another order on each rank
+    if ours.loader is not None and model.steps_per_execution > 1:
+        weights = {batch.weight for batch in ours.loader.batches()}
+        if weights != {1.0}:
+            raise UserError(
+                f"steps_per_execution={model.steps_per_execution} cannot weight the last step, which the samples do not fill; "
+                'give the loader uneven="drop", or leave steps_per_execution at 1'
+            )
+    if world().size > 1 and ours.loader is None:
+        _refuse_the_same_data(arguments["x"])
+
+
+def _build(model: Any, x: Any) -> None:
+    """Variables must exist before the first gradient, so that all ranks can start from the same; Keras would make them in it."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    if isinstance(x, keras.utils.PyDataset):
+        batch = x[0]
+    elif hasattr(x, "element_spec"):
+        batch = next(iter(x))
+    elif hasattr(x, "shape"):
+        batch = (x[:1],)
+    else:
+        raise UserError(
+            "the model has layers that are not built, and no batch can be taken from this data without losing it. Call the model "
+            "on a batch before fit, or begin it with keras.Input"
+        )
+    model(batch[0] if isinstance(batch, (tuple, list)) else batch, training=False)
+
+
+def _build_metrics(model: Any, ours: Training) -> None:
+    """Where training goes on in the middle of an epoch, metrics must exist before their states come back."""
+    if ours.content is None or not ours.content["consumed"] or ours.loader is None:
+        return
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(ours.loader[0])
+    seeds = state.own_state(model)
+    model.compute_metrics(x, y, model(x, training=False), sample_weight=weight)
+    state.restore_own(model, seeds)
+
+
+def _refuse_the_same_data(x: Any) -> None:
+    """Plain arrays on every rank are most likely all of the data on every rank."""
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) == 0:
+        return
+    mine = (tuple(shape), keras.ops.convert_to_numpy(x[:8]).tobytes())
+    if len(set(gather_objects(mine))) == 1:
+        raise UserError(
+            f"model.fit got the same {shape[0]} samples on every rank, so each epoch would train on all of them {world().size} "
+            "times. Share them out: hvdtrain.keras.loader(x, y, batch_size=...), or hvdtrain.keras.fit(model, x, y, ...)"
+        )
+
+
+def _others(given: list[Any], ours: Training) -> list[Any]:
+    others = [each for each in given if each is not ours]
+    if world().size > 1:
+        for each in others:
+            if type(each).__name__ == "BackupAndRestore":
+                raise UserError(
+                    "BackupAndRestore would restore rank 0 alone; hvdtrain.keras.callbacks(checkpoints=folder) saves and goes on "
+                    "for all ranks"
+                )
+        if world().rank != 0:
+            others = [each for each in others if type(each).__name__ not in _WRITERS]
+    return others
+
+
+class _timed:
+    """Tell the clock when a batch has arrived: the step of the model is the first that sees it."""
+
+    def __init__(self, model: Any, wire: Any) -> None:
+        self._model, self._wire = model, wire
+
+    def __enter__(self) -> None:
+        own = self._model.train_step
+
+        def train_step(data: Any) -> Any:
+            self._wire.data_arrived(data)
+            return own(data)
+
+        self._model.train_step = train_step
+        self._model.make_train_function(force=True)
+
+    def __exit__(self, *exception: Any) -> None:
+        del self._model.train_step
+        self._model.make_train_function(force=True)

@@ -1,0 +1,145 @@
+"""Data for `model.fit` that gives each rank its part of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdtrain._keras.start import world
+from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
+from hvdtrain.errors import UserError
+
+
+class Loader(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of this rank, for `model.fit`. Each epoch has a new order, the same for any number of ranks.
+
+    Attributes:
+        epoch: whose batches it gives, from 1; `fit` sets it.
+        batch_size: samples per rank and step.
+        n_samples: of the whole data set.
+    """
+
+    def __init__(
+        self, arrays: Sequence[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: dict[str, Any]
+    ) -> None:
+        super().__init__(**options)
+        self.batch_size = batch_size
+        self.n_samples = _length(arrays)
+        self._arrays = arrays
+        self._shuffle = shuffle
+        self._uneven: Uneven = uneven
+        self._seed = seed
+        self._batches: tuple[int, int, list[ShardBatch]] = (0, 0, [])
+        self.epoch = 1
+        self._skipped = 0
+        try:
+            steps_per_epoch(self.n_samples, batch_size, world().size, uneven)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def start(self, epoch: int, skipped: int = 0) -> None:
+        """Give the batches of `epoch` from now on, without its first `skipped` samples of the whole world."""
+        self.epoch, self._skipped = epoch, skipped
+
+    def batches(self) -> list[ShardBatch]:
+        """This rank's part of each remaining step of the epoch; every rank has as many."""
+        epoch, skipped, batches = self._batches
+        if (epoch, skipped) != (self.epoch, self._skipped):
+            order = epoch_order(self.n_samples, self._seed, self.epoch, self._shuffle)[self._skipped :]
+            batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
+            self._batches = (self.epoch, self._skipped, batches)
+        return batches
+
+    def __len__(self) -> int:
+        """Steps in an epoch, the same on every rank; of an epoch that goes on in its middle, all of them too."""
+        return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven)
+
+    def __getitem__(self, step: int) -> tuple[Any, ...]:
+        # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
+        batches = self.batches()
+        index = step - (len(self) - len(batches))
+        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices)
+
+    def consumed(self, steps: int) -> int:
+        """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""
+        return min(self.n_samples, self._skipped + steps * self.batch_size * world().size)
+
+
+class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
+    """This rank's share of a data set for evaluation, in order; ranks may have different numbers of batches."""
+
+    def __init__(self, arrays: Sequence[Any], batch_size: int, options: dict[str, Any]) -> None:
+        super().__init__(**options)
+        self._arrays = arrays
+        self.n_samples = _length(arrays)
+        self._batches = share(self.n_samples, batch_size, world().rank, world().size)
+        if self.n_samples < world().size:
+            raise UserError(f"{self.n_samples} samples for evaluation cannot be shared by {world().size} ranks")
+
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return _picked(self._arrays, self._batches[index])
+
+
+def loader(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int,
+    shuffle: bool = True,
+    uneven: Uneven = "pad",
+    seed: int = 0,
+    **options: Any,
+) -> Loader:
+    """Training data for `model.fit`: `batch_size` samples of them for this rank in each step.
+
+    Args:
+        x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed.
+        y: targets, likewise.
+        sample_weight: shape (n,).
+        uneven: what to do with a last step that the samples do not fill: "pad" shares it out (the gradient is weighted so that
+            it is that of all samples alike), "drop" leaves it out.
+        seed: of the order; must be the same on every rank.
+        options: for `keras.utils.PyDataset` (workers, use_multiprocessing, max_queue_size).
+
+    Raises:
+        UserError: no sample, arrays of different lengths, or less than one step with `drop`.
+    """
+    if batch_size < 1:
+        raise UserError(f"a batch has at least one sample, not {batch_size}")
+    if uneven not in ("pad", "drop"):
+        raise UserError(f'uneven="{uneven}" is not one of "pad", "drop"')
+    return Loader(_given(x, y, sample_weight), batch_size, shuffle, uneven, seed, options)
+
+
+def validation_loader(
+    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int, **options: Any
+) -> ValidationLoader:
+    """This rank's share of the data for evaluation: the shares are disjoint and cover it. Arguments as for `loader`."""
+    if batch_size < 1:
+        raise UserError(f"a batch has at least one sample, not {batch_size}")
+    return ValidationLoader(_given(x, y, sample_weight), batch_size, options)
+
+
+def _given(*arrays: Any) -> list[Any]:
+    last = max((index for index, array in enumerate(arrays) if array is not None), default=0)
+    return list(arrays[: last + 1])
+
+
+def _length(arrays: Sequence[Any]) -> int:
+    lengths = {len(leaf) for leaf in keras.tree.flatten(list(arrays)) if leaf is not None}
+    if len(lengths) != 1:
+        raise UserError(f"the arrays hold different numbers of samples: {sorted(lengths)}")
+    return int(lengths.pop())
+
+
+def _picked(arrays: Sequence[Any], indices: Any) -> tuple[Any, ...]:
+    # None inside a tuple would make Keras guess; only trailing ones were cut off.
+    return tuple(keras.tree.map_structure(lambda array: np.asarray(array[indices]), part) for part in arrays)

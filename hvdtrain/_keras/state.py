@@ -1,0 +1,166 @@
+"""All that a Keras training consists of, as plain values: to start every rank alike, to save, and to go on."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdtrain._keras.backends import backend
+from hvdtrain._keras.optimizer import synchronization
+from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
+from hvdtrain.errors import UserError
+
+_SEED_STRIDE = 1_000_003
+
+
+def broadcast(model: Any, optimizer: Any = None) -> None:
+    """Overwrite the state of model and optimizer with rank 0's, on every rank; needed once, before the first gradient.
+
+    `fit` with `callbacks()` does it. Random layers (dropout, augmentation) get a seed of their own on each rank.
+
+    Args:
+        model: built: its variables exist.
+        optimizer: from `DistributedOptimizer`; default: the one that the model was compiled with.
+
+    Raises:
+        UserError: a model without variables, or an optimizer that is not synchronised.
+    """
+    optimizer = model.optimizer if optimizer is None else optimizer
+    state = synchronization(optimizer)
+    if not model.variables:
+        raise UserError("the model has no variables yet: call it on a batch, or give it an Input, before broadcast()")
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if world().size > 1:
+        shapes = [(variable.path, tuple(variable.shape)) for variable in [*model.variables, *optimizer.variables]]
+        _same_everywhere(shapes)
+        with session().waiting():
+            backend().broadcast([*_weights(model), *_seeds(model), *optimizer.variables])
+        for variable in _seeds(model):
+            seed = keras.ops.convert_to_numpy(variable).copy()
+            seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
+            variable.assign(seed)
+        backend().separate_random(_SEED_STRIDE * world().rank)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    state.started = synchronization(inner).started = True
+
+
+def _same_everywhere(shapes: list[tuple[str, tuple[int, ...]]]) -> None:
+    for rank, other in enumerate(gather_objects([shape for _, shape in shapes])):
+        mine = [shape for _, shape in shapes]
+        if other != mine:
+            differing = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), -1)
+            raise UserError(
+                f"rank {world().rank} and rank {rank} built different models: {len(mine)} and {len(other)} variables"
+                + (f", first differing at {shapes[differing][0]}" if differing >= 0 else "")
+            )
+
+
+def _weights(model: Any) -> list[Any]:
+    seeds = {id(variable) for variable in _seeds(model)}
+    return [variable for variable in model.variables if id(variable) not in seeds]
+
+
+def _seeds(model: Any) -> list[Any]:
+    return [variable for variable in model.variables if variable.name == "seed_generator_state"]
+
+
+def statistics(model: Any) -> list[Any]:
+    """Variables that each rank computes from its own data: moving averages of batch normalisation and their like."""
+    seeds = {id(variable) for variable in _seeds(model)}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in seeds and "float" in keras.backend.standardize_dtype(variable.dtype)
+    ]
+
+
+def average_statistics(model: Any) -> None:
+    """Replace each rank's moving statistics by their mean over the ranks: for evaluation and for saving."""
+    variables = statistics(model)
+    if world().size == 1 or not variables:
+        return
+    values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    flat = np.concatenate([np.ravel(value).astype(np.float64) for value in values])
+    mean = np.asarray(sum_over_ranks(flat.tolist())) / world().size
+    offset = 0
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(mean[offset : offset + value.size].reshape(value.shape).astype(value.dtype))
+        offset += value.size
+
+
+def own_state(model: Any) -> dict[str, Any]:
+    """What differs between ranks: random generators, seeds of layers, moving statistics, states of metrics."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "backend": backend().random_state(),
+        "seeds": _values(_seeds(model)),
+        "statistics": _values(statistics(model)),
+        "metrics": _values(model.metrics_variables),
+    }
+
+
+def restore_own(model: Any, state: dict[str, Any]) -> None:
+    """Of `own_state`, all but the metrics, which Keras resets before an epoch."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    backend().set_random_state(state["backend"])
+    _assign(_seeds(model), state["seeds"])
+    _assign(statistics(model), state["statistics"])
+
+
+def restore_metrics(model: Any, state: dict[str, Any]) -> None:
+    """The states of the metrics in the middle of an epoch."""
+    _assign(model.metrics_variables, state["metrics"])
+
+
+def shared_state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """What is the same on every rank."""
+    synchronized = synchronization(optimizer)
+    return {
+        "base_rate": synchronized.base_rate,
+        "scaling": synchronized.scaling,
+        "weights": _values(_weights(model)),
+        "optimizer": _values(optimizer.variables),
+        "paths": [variable.path for variable in _weights(model)],
+    }
+
+
+def restore_shared(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
+    """Weights and the optimizer's state, and the learning rate that the same base has in this world.
+
+    Raises:
+        UserError: the state is of another model or optimizer.
+    """
+    weights = _weights(model)
+    if [tuple(value.shape) for value in state["weights"]] != [tuple(variable.shape) for variable in weights] or len(
+        state["optimizer"]
+    ) != len(optimizer.variables):
+        raise UserError(
+            f"the checkpoint is of another model or optimizer: it holds {len(state['weights'])} variables and "
+            f"{len(state['optimizer'])} of the optimizer, this training has {len(weights)} and {len(optimizer.variables)}, "
+            "or of other shapes. Train in another folder, or move its checkpoints away"
+        )
+    _assign(weights, state["weights"])
+    _assign(optimizer.variables, state["optimizer"])
+    now = synchronization(optimizer)
+    if state["scaling"] != now.scaling and now.base_rate is not None and state["base_rate"] is not None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        saved = float(keras.ops.convert_to_numpy(inner.learning_rate))
+        untouched = np.float32(saved) == np.float32(state["base_rate"] * state["scaling"])
+        # Where callbacks have changed the rate, what they made of the base stays: only the scaling is another.
+        base = state["base_rate"] if untouched else saved / state["scaling"]
+        inner.learning_rate = base * now.scaling
+
+
+def _values(variables: list[Any]) -> list[Any]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

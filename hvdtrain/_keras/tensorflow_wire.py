@@ -1,0 +1,180 @@
+"""What a Keras optimizer sends on TensorFlow, and the clock beside it.
+
+In a graph each gradient is sent by itself, as soon as it is computed, so that sending hides behind the rest of the backward pass;
+Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all go as one group.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain._keras import compression as wire_formats
+from hvdtrain._keras.backends import NORM_EVERY, Agreed
+from hvdtrain._keras.start import world
+
+_MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
+
+
+class TensorFlowWire:
+    """Implements `backends.Wire`. State that graphs read or write is in variables; those are no part of any model."""
+
+    def __init__(self, compression: str) -> None:
+        self._compression = compression
+        self._on_cpu = not tf.config.get_visible_devices("GPU")
+        self._base = time.time()
+        self._began = 0.0
+        self._ended = 0.0
+        self._steps = 0
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._weight = tf.Variable(1.0, trainable=False)
+            self._stop = tf.Variable(0.0, trainable=False)
+            self._no_number = tf.Variable(0.0, trainable=False)
+            # Sums over ranks of: requests to stop, losses that are no number, fingerprints of which gradients a rank has.
+            self._control = tf.Variable([0.0, 0.0, 0.0], trainable=False)
+            self._times = tf.Variable(tf.zeros(len(_MARKS), tf.float64), trainable=False)
+            self._reductions = tf.Variable(0, dtype=tf.int64, trainable=False)
+            # Squared norms of this rank's and of the averaged gradient, and how many were added up; the last averaged one.
+            self._norms = tf.Variable(tf.zeros(4, tf.float64), trainable=False)
+        self._weight_now, self._stop_now = 1.0, False
+        self._fingerprint = 0.0
+
+    # --- between steps, in Python ---
+
+    def start_step(self, weight: float, stop: bool) -> None:
+        """Writes to variables only what changed: in most steps nothing."""
+        if weight != self._weight_now:
+            self._weight.assign(weight)
+            self._weight_now = weight
+        if stop != self._stop_now:
+            self._stop.assign(float(stop))
+            self._stop_now = stop
+        self._began += time.time() - self._base
+
+    def end_step(self) -> None:
+        """The step's results are there."""
+        self._ended += time.time() - self._base
+        self._steps += 1
+
+    def agreed(self) -> Agreed:
+        stop, no_number, fingerprints = (float(value) for value in self._control.numpy())
+        # Before the first update (accumulation, a skipped step) nothing was sent yet.
+        disagreement = fingerprints > 0 and abs(fingerprints - world().size * self._fingerprint) > 0.5
+        return Agreed(stop > 0, no_number > 0, disagreement)
+
+    # --- in a step ---
+
+    def weighted(self, loss: Any) -> Any:
+        self._mark("loss", [loss])
+        self._no_number.assign(tf.cast(tf.logical_not(tf.math.is_finite(loss)), tf.float32))
+        return loss * tf.cast(self._weight, loss.dtype)
+
+    def data_arrived(self, data: Any) -> None:
+        """For the clock: a batch is there."""
+        self._mark("data", tf.nest.flatten(data))
+
+    def gradients_computed(self, grads: list[Any]) -> None:
+        """For the clock: the backward pass of this rank is over."""
+        self._mark("gradients", [grad for grad in grads if grad is not None])
+
+    def missing(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """In a graph the pattern is fixed when it is traced: a fingerprint then travels with each step instead."""
+        absent = [grad is None for grad in grads]
+        if not tf.executing_eagerly():
+            self._fingerprint = float(1 + sum((index + 1) * flag for index, flag in enumerate(absent)) % 65521)
+            return grads
+        hvd = _horovod()
+        present = hvd.allreduce(tf.constant([float(not flag) for flag in absent]), op=hvd.Sum, name="hvdtrain.present")
+        counts = present.numpy()
+        return [
+            tf.zeros(variable.shape, variable.dtype) if grad is None and counts[index] else grad
+            for index, (grad, variable) in enumerate(zip(grads, variables, strict=True))
+        ]
+
+    def average(self, grads: list[Any], names: list[str]) -> list[Any]:
+        self._mark("reduce_began", grads)
+        flags = [tf.convert_to_tensor(self._stop), tf.convert_to_tensor(self._no_number)]
+        control = tf.stack([*flags, tf.constant(self._fingerprint)])
+        if world().size == 1:
+            averaged = grads
+        elif tf.executing_eagerly():
+            averaged, control = self._grouped(_horovod(), grads, names, control)
+        else:
+            hvd = _horovod()
+            control = hvd.allreduce(control, op=hvd.Sum, name="hvdtrain.control")
+            averaged = wire_formats.average(hvd, grads, names, self._compression)
+        self._control.assign(control)
+        self._mark("reduce_ended", averaged)
+        self._add_norms(grads, averaged)
+        return averaged
+
+    def _grouped(self, hvd: Any, grads: list[Any], names: list[str], control: Any) -> tuple[list[Any], Any]:
+        if self._compression == "bf16" or any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+            control = hvd.allreduce(control, op=hvd.Sum, name="hvdtrain.control")
+            return wire_formats.average(hvd, grads, names, self._compression), control
+        sent = [wire_formats.compressed(grad, self._compression) for grad in grads]
+        # One group has one operation: the control's average times the size is its sum.
+        *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
+        averaged = [tf.cast(each, grad.dtype) for each, grad in zip(received, grads, strict=True)]
+        return averaged, control * hvd.size()
+
+    def agreed_finite(self, finite: Any) -> Any:
+        hvd = _horovod()
+        everywhere = hvd.allreduce(tf.cast(finite, tf.float32), op=hvd.Sum, name="hvdtrain.finite")
+        return tf.greater(everywhere, hvd.size() - 0.5)
+
+    # --- measuring ---
+
+    def _mark(self, name: str, after: list[Any]) -> None:
+        """Add the time at which all of `after` are computed. On a GPU that time is not known to the host."""
+        if not self._on_cpu:
+            return
+        tensors = [each.values if isinstance(each, tf.IndexedSlices) else each for each in after]
+        with tf.device("CPU:0"), tf.control_dependencies(tensors if not tf.executing_eagerly() else None):
+            index = _MARKS.index(name)
+            self._times.scatter_add(tf.IndexedSlices([tf.timestamp() - self._base], [index]))
+
+    def _add_norms(self, grads: list[Any], averaged: list[Any]) -> None:
+        if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+            return  # repeated rows would have to be added up first
+
+        def add() -> Any:
+            square = _square(averaged)
+            added = [_square(grads), square, tf.constant(1.0, tf.float64), square - self._norms[3]]
+            return self._norms.assign_add(tf.stack(added))
+
+        count = self._reductions.assign_add(1)
+        tf.cond(tf.equal(count % NORM_EVERY, 0), add, lambda: tf.identity(self._norms))
+
+    def reset_times(self) -> None:
+        self._times.assign(tf.zeros_like(self._times))
+        self._norms.assign(tf.zeros_like(self._norms))
+        self._began = self._ended = 0.0
+        self._steps = 0
+
+    def measured(self) -> dict[str, float]:
+        local, averaged, count, last = (float(value) for value in self._norms.numpy())
+        found = {"norms": count, "local_square": local, "averaged_square": averaged, "last_square": last}
+        times = dict(zip(_MARKS, (float(value) for value in self._times.numpy()), strict=True))
+        if self._on_cpu and self._steps and times["data"] and times["loss"]:
+            allreduce = times["reduce_ended"] - times["reduce_began"]
+            found |= {
+                "data": times["data"] - self._began,
+                "forward": times["loss"] - times["data"],
+                "backward": times["gradients"] - times["loss"],
+                "allreduce": allreduce,
+                "optimizer": self._ended - times["gradients"] - allreduce,
+            }
+        return found
+
+
+def _square(tensors: list[Any]) -> Any:
+    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(tf.cast(each, tf.float32))), tf.float64) for each in tensors])
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as hvd
+
+    return hvd

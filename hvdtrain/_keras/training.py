@@ -1,0 +1,326 @@
+"""The callback that keeps `model.fit` in step: everything that all ranks do together besides averaging gradients."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdtrain import record, stop
+from hvdtrain._keras import replicas, state
+from hvdtrain._keras.checkpoints import Checkpoints, folder_for
+from hvdtrain._keras.epochs import EpochMeter, effective_rate, quantities
+from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.optimizer import synchronization
+from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
+from hvdtrain.errors import Diverged, UserError
+from hvdtrain.record import EpochLog
+
+#: Steps between two looks at whether the ranks' parameters are still the same.
+REPLICA_EVERY = 100
+# Attributes of other callbacks that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
+_NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
+
+
+class Training(keras.callbacks.Callback):  # type: ignore[misc]
+    """From `callbacks()`. `fit` puts it last, so that it sees what the others did.
+
+    Args:
+        checkpoints: None: under the run folder, if there is one; a path; False: none.
+        keep: newest checkpoints that stay, besides the best.
+        replica_check: whether to compare the ranks' parameters every so often.
+        monitor: whose best value marks the best checkpoint; None: validation accuracy, else validation loss, else loss.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path | str | bool | None = None,
+        keep: int = 2,
+        replica_check: bool = True,
+        monitor: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.checkpoints = Checkpoints(folder_for(checkpoints), keep)
+        self._replica_check = replica_check
+        self._monitor = monitor
+        self.others: list[Any] = []
+        self.loader: Loader | None = None
+        self.content: dict[str, Any] | None = None
+        self.history: dict[str, list[float]] = {}
+        self._log: EpochLog | None = None
+        self._meter = EpochMeter()
+        self._skip = 0
+        self._epoch = 0
+        self._step = 0
+        self._averaged = False
+        self._function: Any = None
+        self._restoring: dict[str, Any] | None = None
+
+    # --- beginning ---
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Every rank starts from the same state: rank 0's, or that of a checkpoint."""
+        self._synchronization = synchronization(self.model.optimizer)
+        inner = synchronization(getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer))
+        steps = self.params.get("steps")
+        _refuse_differing_steps(steps)
+        if steps:
+            accumulated = getattr(
+                getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer),
+                "gradient_accumulation_steps",
+                None,
+            )
+            inner.steps_per_epoch = inner.steps_per_epoch or steps / (accumulated or 1)
+        state.broadcast(self.model)
+        if self.content is not None:
+            self._resume(self.content, inner)
+        self._wire = inner.wire
+        self._wire.reset_times()
+        if record.run_dir() is not None and world().rank == 0:
+            batch = self.loader.batch_size if self.loader is not None else None
+            record.note(batch_size=batch, precision=_precision(self.model))
+            self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=self.done + 1)  # type: ignore[operator]
+        self._function = self.model.train_function
+        self.model.train_function = self._run_step
+
+    @property
+    def done(self) -> int:
+        """Epochs that a checkpoint has behind it."""
+        return int(self.content["epoch"]) if self.content is not None else 0
+
+    def _resume(self, content: dict[str, Any], inner: Any) -> None:
+        state.restore_shared(self.model, self.model.optimizer, content)
+        ranks = content["ranks"]
+        if len(ranks) == world().size:
+            state.restore_own(self.model, ranks[world().rank])
+        elif inner.steps_per_epoch:
+            iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+            part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
+            inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
+        for callback in self.others:
+            for key, value in content["callbacks"].get(type(callback).__name__, {}).items():
+                setattr(callback, key, value)
+
+    # --- one epoch ---
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Which samples come, and where in the epoch: Keras has just reset its metrics."""
+        self._epoch, self._step, self._averaged, self._skip = epoch, 0, False, 0
+        content = self.content
+        resumed = content is not None and epoch == content["epoch"] and content["consumed"] > 0
+        if self.loader is not None:
+            self.loader.start(epoch + 1, content["consumed"] if resumed and content is not None else 0)
+            self._skip = len(self.loader) - len(self.loader.batches())
+        self._meter.begin()
+        self._wire.reset_times()
+        if resumed and content is not None:
+            ranks = content["ranks"]
+            if len(ranks) == world().size:
+                self._restoring = ranks[world().rank]
+                state.restore_metrics(self.model, self._restoring)
+            self._meter.restore(content["meter"])
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """What this step sends beside gradients."""
+        if self._restoring is not None and batch == self._skip:
+            # Only now: making the epoch's iterator may draw random numbers, and did so before the checkpoint too.
+            state.restore_own(self.model, self._restoring)
+            self._restoring = None
+        weight = 1.0
+        self._part = None
+        if self.loader is not None and batch >= self._skip:
+            self._part = self.loader.batches()[batch - self._skip]
+            weight = self._part.weight
+        self._wire.start_step(weight, stop.requested() != 0)
+
+    def _run_step(self, data: Any) -> Any:
+        """In place of the model's train function."""
+        if self._step < self._skip:
+            # Trained on before the checkpoint; torch has fetched the batch already, TensorFlow has not.
+            if hasattr(data, "__next__"):
+                next(data)
+            return {}
+        if self._part is not None and self._part.samples == 0:
+            # The batch only keeps this rank in step: it must leave no trace in metrics or statistics.
+            kept = state.own_state(self.model)
+            result = self._function(data)
+            state.restore_own(self.model, kept)
+            state.restore_metrics(self.model, kept)
+            return result
+        return self._function(data)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """All ranks have made the same step: what they agreed on in it happens now."""
+        skipped, self._step = self._step < self._skip, batch + 1
+        if skipped:
+            return
+        self._wire.end_step()
+        samples = self._part.samples if self._part is not None else 0
+        self._meter.add(samples)
+        session().progress("training", self._meter.steps)
+        found = self._wire.agreed()
+        if found.disagreement:
+            raise _agreed(
+                UserError(
+                    "ranks have gradients for different variables (a layer that some did not use), and a compiled step cannot "
+                    "exchange them. Compile the model with run_eagerly=True, or let every rank use every layer"
+                )
+            )
+        if self._replica_check and (self._meter.steps == 1 or self._meter.total_steps % REPLICA_EVERY == 0):
+            replicas.check(self.model.trainable_variables, self._meter.total_steps)
+        if found.diverged and not hasattr(self.model.optimizer, "inner_optimizer"):
+            self._diverged(math.nan)
+        if found.stop:
+            self._stop_now()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Evaluation within an epoch uses the statistics of all ranks."""
+        self._average_statistics()
+        self._meter.training_ends()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Alive."""
+        session().progress("validation")
+
+    def before_others(self) -> None:
+        """The epoch has ended, and no other callback has changed the learning rate yet."""
+        self._meter.rate = effective_rate(self.model.optimizer)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Record, save, and see whether anybody was asked to stop meanwhile."""
+        self._average_statistics()
+        logs = {key: float(value) for key, value in (logs or {}).items()}
+        entry = self._meter.entry(epoch + 1, logs, self._wire, self.loader)
+        if self._log is not None:
+            self._log.append(entry)
+        for key, value in logs.items():
+            self.history.setdefault(key, []).append(value)
+        if "loss" in logs and not math.isfinite(logs["loss"]):
+            self._diverged(logs["loss"], recorded=True)
+        self._save(epoch + 1, consumed=0, logs=logs)
+        self.content = None
+        if sum_over_ranks([float(stop.requested() != 0)])[0] > 0 and epoch + 1 < self.params["epochs"]:
+            self._stopped(f"after epoch {epoch + 1}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the model as it was."""
+        self.end()
+
+    def end(self) -> None:
+        """Give the model its own train function back."""
+        if self._function is not None:
+            self.model.train_function = self._function
+            self._function = None
+
+    # --- what happens on all ranks alike ---
+
+    def _average_statistics(self) -> None:
+        if not self._averaged:
+            state.average_statistics(self.model)
+            self._averaged = True
+
+    def _diverged(self, loss: float, recorded: bool = False) -> None:
+        if self._log is not None and not recorded:
+            self.before_others()
+            self._log.append(self._meter.entry(self._epoch + 1, {"loss": loss}, self._wire, self.loader))
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        raise Diverged(
+            f"the training loss is {loss} in epoch {self._epoch + 1} at learning rate {rate:g}; "
+            "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
+        )
+
+    def _stop_now(self) -> None:
+        consumed = self.loader.consumed(self._step - self._skip) if self.loader is not None else 0
+        if self.loader is not None and consumed < self.loader.n_samples:
+            self._save(self._epoch, consumed=consumed, logs={})
+            self._stopped(f"after step {self._step} of epoch {self._epoch + 1}")
+        elif self.loader is None:
+            self._save(self._epoch, consumed=0, logs={})
+            self._stopped(f"in epoch {self._epoch + 1}, which begins anew")
+        # The last step of an epoch: its end saves.
+
+    def _stopped(self, where: str) -> None:
+        asked = gather_objects(stop.requested())
+        number = next((each for each in asked if each), 0)
+        stop.agreed(number)
+        ranks = [rank for rank, each in enumerate(asked) if each]
+        told = f"rank {ranks[0]}" if len(ranks) == 1 else "all ranks" if len(ranks) == len(asked) else f"ranks {ranks}"
+        folder = self.checkpoints.folder
+        left = f"checkpoint in {folder}" if folder is not None else "no checkpoint: there is no run folder"
+        self.end()
+        raise stop.Stopped(f"{stop.name(number)} came to {told}; stopped {where}; {left}")
+
+    def _save(self, epoch: int, consumed: int, logs: dict[str, float]) -> None:
+        if self.checkpoints.folder is None:
+            return
+        content = {
+            **state.shared_state(self.model, self.model.optimizer),
+            "epoch": epoch,
+            "consumed": consumed,
+            "meter": self._meter.saved(),
+            "history": self.history,
+            "callbacks": {type(callback).__name__: _plain_attributes(callback) for callback in self.others},
+        }
+        own = state.own_state(self.model)
+        step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+        self.checkpoints.save(content, own, epoch, step, self._score(logs))
+
+    def _score(self, logs: dict[str, float]) -> float | None:
+        """Higher is better."""
+        if self._monitor is not None and logs and self._monitor not in logs:
+            raise _agreed(UserError(f'monitor="{self._monitor}" is not among {", ".join(sorted(logs))}'))
+        found = quantities(logs)
+        if self._monitor is not None and self._monitor in logs:
+            return -logs[self._monitor] if "loss" in self._monitor or "error" in self._monitor else logs[self._monitor]
+        if found.val_acc is not None:
+            return found.val_acc
+        loss = found.val_loss if found.val_loss is not None else found.train_loss
+        return None if loss is None else -loss
+
+
+class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
+    """`fit` puts it first: it sees the epoch before any other callback acts on it."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self._training = training
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The rate of the last step."""
+        self._training.before_others()
+
+
+def _agreed(error: UserError) -> UserError:
+    """An error that all ranks raise in the same words."""
+    error.agreed = True
+    return error
+
+
+def _refuse_differing_steps(steps: int | None) -> None:
+    counts = gather_objects(steps)
+    if len(set(counts)) > 1:
+        raise _agreed(
+            UserError(
+                f"the ranks' data make different numbers of steps in an epoch: {counts}. Some would wait for ever. "
+                "Use hvdtrain.keras.loader(x, y, batch_size=...), or give steps_per_epoch"
+            )
+        )
+
+
+def _precision(model: Any) -> str:
+    names = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16", "float32": "fp32"}
+    policy = str(model.dtype_policy.name)
+    return names.get(policy, policy)
+
+
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    """Counters, best values and best weights: what a callback learned."""
+    plain = (int, float, bool, str, type(None), np.ndarray, np.generic)
+
+    def is_plain(value: Any) -> bool:
+        return isinstance(value, plain) or (isinstance(value, list) and all(map(is_plain, value)))
+
+    return {key: value for key, value in vars(callback).items() if key not in _NOT_SAVED and is_plain(value)}

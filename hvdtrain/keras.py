@@ -1,0 +1,37 @@
+"""Synchronised training for Keras 3, on TensorFlow or PyTorch.
+
+    import hvdtrain.keras as hk
+
+    world = hk.init()
+    train = hk.loader(x, y, batch_size=32, seed=0)
+    optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.01), lr_rule="linear", warmup_epochs=5)
+    model.compile(optimizer=optimizer, loss=..., metrics=[...])
+    model.fit(train, validation_data=hk.validation_loader(x_val, y_val, batch_size=256), epochs=30, callbacks=hk.callbacks())
+
+The model and the optimizer stay what they are to Keras: a saved model loads without hvdtrain.
+"""
+
+from __future__ import annotations
+
+from hvdtrain._keras.fitting import callbacks, compile, fit
+from hvdtrain._keras.loader import Loader, ValidationLoader, loader, validation_loader
+from hvdtrain._keras.metrics import evaluate
+from hvdtrain._keras.optimizer import DistributedOptimizer
+from hvdtrain._keras.start import init, sum_over_ranks, world
+from hvdtrain._keras.state import broadcast
+
+__all__ = [
+    "DistributedOptimizer",
+    "Loader",
+    "ValidationLoader",
+    "broadcast",
+    "callbacks",
+    "compile",
+    "evaluate",
+    "fit",
+    "init",
+    "loader",
+    "sum_over_ranks",
+    "validation_loader",
+    "world",
+]

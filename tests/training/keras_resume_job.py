@@ -1,0 +1,97 @@
+"""A Keras training with all that has a state (dropout, batch normalisation, Adam, callbacks), which a signal can interrupt."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdtrain.keras as hk
+
+
+class Signals(keras.callbacks.Callback):
+    """Sends this process a signal at a place that the options name."""
+
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        super().__init__()
+        self.options = options
+        self.mine = options.signal and rank == options.rank and not Path(options.mark).exists()
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch + 1
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.options.place == "step" and (self.epoch, batch) == (2, 3):
+            self.send()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.options.place == "validation" and self.epoch == 2:
+            self.send()
+
+    def send(self) -> None:
+        if self.mine:
+            self.mine = False
+            Path(self.options.mark).touch()
+            for _ in range(3):
+                os.kill(os.getpid(), getattr(signal, self.options.signal))
+
+
+class Data(hk.Loader):
+    """A signal may come while samples are read, in a thread."""
+
+    signals: Signals
+
+    def __getitem__(self, step: int) -> Any:
+        if self.signals.options.place == "data" and self.epoch == 2 and step == 3:
+            self.signals.send()
+        return super().__getitem__(step)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoints")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--signal", default="")
+    parser.add_argument("--place", default="step")
+    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--mark", default="mark")
+    parser.add_argument("--rule", default="linear")
+    parser.add_argument("--global-batch", type=int, default=12)
+    options = parser.parse_args()
+    world = hk.init()
+    keras.utils.set_random_seed(1 + world.rank)
+    layers = [keras.Input((8,)), keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([*layers, keras.layers.Dense(5)])
+    optimizer = hk.DistributedOptimizer(keras.optimizers.Adam(0.01), lr_rule=options.rule)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(101, 8)).astype("float32"), rng.integers(0, 5, 101)
+    signals = Signals(options, world.rank)
+    train = hk.loader(x, y, batch_size=options.global_batch // world.size, seed=3)
+    train.__class__, train.signals = Data, signals
+    validation = hk.validation_loader(x[:43], y[:43], batch_size=4)
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)
+    history = model.fit(
+        train,
+        validation_data=validation,
+        epochs=options.epochs,
+        callbacks=[signals, plateau, *hk.callbacks(checkpoints=options.checkpoints)],
+        verbose=0,
+    )
+    state = [*model.get_weights(), *(np.asarray(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables)]
+    if world.rank == 0:
+        losses = np.asarray(history.history["loss"] + history.history["val_loss"])
+        np.savez(options.out, *state, losses)
+        print(f"rate {float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)):.9g}")
+
+
+if __name__ == "__main__":
+    main()
