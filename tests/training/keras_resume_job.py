@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,18 @@ class Signals(keras.callbacks.Callback):
         self.options = options
         self.mine = options.signal and rank == options.rank and not Path(options.mark).exists()
         self.epoch = 0
+        self.rank = rank
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch + 1
+        if self.options.limit_bytes and epoch == 2:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.options.limit_bytes, resource.RLIM_INFINITY))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.options.deviate and (self.epoch, batch, self.rank) == (1, 0, self.options.rank):
+            weight = self.model.trainable_variables[1]
+            weight.assign(weight + 1e-6)
         if self.options.place == "step" and (self.epoch, batch) == (2, 3):
             self.send()
 
@@ -64,6 +72,9 @@ def main() -> None:
     parser.add_argument("--mark", default="mark")
     parser.add_argument("--rule", default="linear")
     parser.add_argument("--global-batch", type=int, default=12)
+    parser.add_argument("--no-plateau", action="store_true")
+    parser.add_argument("--limit-bytes", type=int, help="largest file that rank 0 may write from epoch 3 on")
+    parser.add_argument("--deviate", action="store_true", help="change a weight on --rank alone before the first step")
     options = parser.parse_args()
     world = hk.init()
     keras.utils.set_random_seed(1 + world.rank)
@@ -83,7 +94,7 @@ def main() -> None:
         train,
         validation_data=validation,
         epochs=options.epochs,
-        callbacks=[signals, plateau, *hk.callbacks(checkpoints=options.checkpoints)],
+        callbacks=[signals, *([] if options.no_plateau else [plateau]), *hk.callbacks(checkpoints=options.checkpoints)],
         verbose=0,
     )
     state = [*model.get_weights(), *(np.asarray(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables)]

@@ -94,7 +94,7 @@ def test_a_wrong_call_says_what_is_legal(backend: str, tmp_path: Path) -> None:
 
 def test_jax_is_refused_with_the_reason(tmp_path: Path) -> None:
     """JAX is not installed here; what Keras says of itself is all that is asked."""
-    script = tmp_path / "jax.py"
+    script = tmp_path / "on_jax.py"
     script.write_text(
         "import keras\nkeras.backend.backend = lambda: 'jax'\nfrom hvdtrain._keras.backends import backend\nbackend()\n"
     )

@@ -1,0 +1,116 @@
+"""A Keras training that was stopped goes on as if it had not been, on as many ranks or on others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worlds import Ended, run_world
+
+JOB = Path(__file__).with_name("keras_resume_job.py")
+RESTART = 75
+
+
+def train(ranks: int, launcher: str, backend: str, folder: Path, name: str, *arguments: object) -> Ended:
+    options = ["--launcher", launcher, "--run-dir", str(folder / name)]
+    out = folder / f"{name}.npz"
+    return run_world(ranks, JOB, "--out", out, *arguments, options=options, KERAS_BACKEND=backend)
+
+
+def epochs(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=["tensorflow", "torch"])
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Backend, and where a training of 2 ranks ended that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    ended = train(2, "local", request.param, folder, "whole")
+    assert ended.status == 0, ended.err
+    return request.param, folder / "whole.npz"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("number", "place", "rank", "launcher"),
+    [("SIGUSR1", "step", 1, "local"), ("SIGTERM", "validation", 0, "mpirun"), ("SIGUSR2", "data", 1, "local")],
+)
+def test_a_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
+    number: str, place: str, rank: int, launcher: str, uninterrupted: tuple[str, Path], tmp_path: Path
+) -> None:
+    backend, whole = uninterrupted
+    options = ["--signal", number, "--place", place, "--rank", rank, "--mark", tmp_path / "mark"]
+    first = train(2, launcher, backend, tmp_path, "parts", *options)
+    assert first.status == RESTART, first.err
+    where = "after epoch 2" if place == "validation" else "after step 4 of epoch 2"
+    assert f"{number} came to rank {rank}; stopped {where}; checkpoint in" in first.err
+    assert "Traceback" not in first.err
+    assert json.loads((tmp_path / "parts" / "result.json").read_text())["status"] == "preempted"
+    second = train(2, launcher, backend, tmp_path, "parts", *options)
+    assert second.status == 0, second.err
+    # Weights, the optimizer's state, statistics, and the losses of every epoch: bit for bit.
+    with np.load(whole) as expected, np.load(tmp_path / "parts.npz") as parts:
+        assert expected.files == parts.files
+        assert [name for name in expected.files if not np.array_equal(expected[name], parts[name])] == []
+    recorded = epochs(tmp_path / "parts")
+    assert [epoch["epoch"] for epoch in recorded] == [1, 2, 3, 4]
+    assert [epoch["samples"] for epoch in recorded] == [101] * 4
+    assert recorded[-1]["restart"] == 1
+
+
+@pytest.mark.ranks
+def test_another_number_of_ranks_takes_its_own_rate_and_keeps_the_rest(tmp_path: Path) -> None:
+    for ranks, until in ((2, 2), (4, 4), (1, 5)):
+        launcher = "none" if ranks == 1 else "local"
+        ended = train(ranks, launcher, "tensorflow", tmp_path, "run", "--epochs", until, "--no-plateau")
+        assert ended.status == 0, ended.err
+        # As Keras stores it: the nearest single precision to base x rule(size).
+        assert f"rate {np.float32(0.01 * ranks):.9g}" in ended.out
+    assert "going on with epoch 3, from" in ended.out or "of 4 ranks, now 1" in ended.out
+    rates = [epoch["lr"] for epoch in epochs(tmp_path / "run")]
+    assert rates == [float(np.float32(0.01 * ranks)) for ranks in (2, 2, 4, 4, 1)]
+    with np.load(tmp_path / "run.npz") as arrays:
+        iterations = next(
+            arrays[name] for name in arrays.files if arrays[name].dtype.kind == "i" and arrays[name].ndim == 0
+        )
+    assert iterations == 5 * 9  # the global batch is the same throughout
+
+
+@pytest.mark.ranks
+def test_a_full_disk_ends_all_ranks_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    ended = train(2, "local", "tensorflow", tmp_path, "run", "--limit-bytes", 3000)
+    assert ended.status == 2, ended.err
+    assert re.search(r"cannot be written: File too large; .* is intact: make room, then start again", ended.err)
+    assert ended.err.count("cannot be written") == 1
+    again = train(2, "local", "tensorflow", tmp_path, "run")
+    assert again.status == 0, again.err
+    assert "going on with epoch 3, from" in again.out
+    assert [epoch["epoch"] for epoch in epochs(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.ranks
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    assert train(2, "local", "tensorflow", tmp_path, "run", "--epochs", 3).status == 0
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    os.truncate(newest, 100)
+    again = train(2, "local", "tensorflow", tmp_path, "run", "--epochs", 4)
+    assert again.status == 0, again.err
+    assert f"checkpoint {newest} is damaged: it has 100 of" in again.out
+    assert "going on with epoch 3, from" in again.out
+    finished = train(2, "local", "tensorflow", tmp_path, "run", "--epochs", 4)
+    assert "4 epochs were trained before" in finished.out
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_rank_whose_weights_deviate_is_named(backend: str, tmp_path: Path) -> None:
+    ended = train(4, "local", backend, tmp_path, "run", "--deviate", "--rank", 2)
+    assert ended.status == 2, ended.err
+    assert "after step 1 rank 2 holds other parameters than the other ranks" in ended.err
+    assert ended.err.count("hold other parameters") + ended.err.count("holds other parameters") == 1
