@@ -12,6 +12,8 @@ PYTEST ?=
 # Where to take PyTorch from. Without a GPU the CPU build saves several GB; it has an index of its own.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 SOURCES := pyproject.toml constraints.txt
+# What Horovod is compiled for: make horovod FRAMEWORKS=tensorflow
+FRAMEWORKS ?= torch
 
 # $(call timed,what it does and how long that takes,command)
 define timed
@@ -22,15 +24,16 @@ endef
 
 help:
 	@echo "make demo    set up (about 4 min the first time), then a scaling study with 1, 2 and 4 ranks on this machine's CPUs"
-	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 15 min)"
+	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 30 min)"
 	@echo "make lint    ruff        make types   mypy        make clean   remove $(VENV)"
 
 demo: $(BIN)/.torch horovod
 	@echo "==> A scaling study of a small network on 1,797 real handwritten digits: 1, 2 and 4 CPU ranks (about 1 min)"
 	@source $(BIN)/activate && python -m hvdtrain.submit --gpus 1,2,4 --job digits --wait && python -m analysis report runs/digits
 
+test: FRAMEWORKS := torch,tensorflow
 test: $(BIN)/.dev system-packages horovod lint types
-	$(call timed,Tests (about 12 min on 2 cores),source $(BIN)/activate && python -m pytest $(PYTEST))
+	$(call timed,Tests (about 25 min on 2 cores),source $(BIN)/activate && python -m pytest $(PYTEST))
 
 lint: $(BIN)/.dev
 	$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
@@ -50,11 +53,11 @@ $(BIN)/.torch: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(BIN)/.dev: $(BIN)/.torch
-	$(call timed,Test tools (20 s),$(PIP) install -q -c constraints.txt -e '.[torch$(,)mpi$(,)dev]')
+	$(call timed,TensorFlow$(,) Keras and test tools (1 min),$(PIP) install -q -c constraints.txt -e '.[torch$(,)keras$(,)mpi$(,)dev]')
 	@touch $@
 
 horovod: $(BIN)/.torch
-	$(call timed,Horovod for this PyTorch (2 min the first time$(,) then seconds),source $(BIN)/activate && hvdtrain build-horovod --frameworks torch)
+	$(call timed,Horovod for $(FRAMEWORKS) (2 min the first time$(,) then seconds),source $(BIN)/activate && hvdtrain build-horovod --frameworks $(FRAMEWORKS))
 
 # SLURM for the tests that submit to a real cluster. As root on Debian or Ubuntu it is installed; elsewhere it is listed.
 PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck

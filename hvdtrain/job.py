@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hvdtrain import lr
@@ -21,10 +21,14 @@ def parser(
     epochs: int,
     batch_size: int,
     lr: float,
-    lr_rule: str = "linear",
+    lr_rule: str = "auto",
     warmup_epochs: float = 0.0,
+    strategies: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """An argument parser with the standard options; the keyword arguments are the job's defaults."""
+    """An argument parser with the standard options; the keyword arguments are the job's defaults.
+
+    `strategies`: for a job that can average gradients in several ways, the legal values of `--strategy`, the default first.
+    """
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
@@ -34,11 +38,13 @@ def parser(
     result.add_argument("--lr-rule", choices=_rules(), default=lr_rule, help="how it grows with the number of ranks")
     result.add_argument("--warmup-epochs", type=_not_negative, default=warmup_epochs, help="epochs to reach that rate")
     result.add_argument("--seed", type=_natural, default=0, help="of initial weights and data order")
+    if strategies:
+        result.add_argument("--strategy", choices=strategies, default=strategies[0], help="what averages gradients")
     return result
 
 
 def _rules() -> list[str]:
-    return sorted(lr.RULES)
+    return sorted(lr.CHOICES)
 
 
 def _positive_int(text: str) -> int:

@@ -240,7 +240,7 @@ def set_aside(folder: Path) -> None:
     """
     ended = [path for name in ("running.json", "result.json") if (path := folder / name).exists()]
     epochs = folder / "epochs.jsonl"
-    resumable = any((folder / "checkpoints").glob("*.json"))
+    resumable = any(folder.glob("checkpoints*/*.json"))
     if not ended and (resumable or not epochs.exists()):
         return
     target = folder / "attempts" / str(1 + max(_attempts(folder), default=0))

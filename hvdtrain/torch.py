@@ -13,20 +13,40 @@ The model and the optimizer stay the objects they were: `distribute` only adds h
 
 from __future__ import annotations
 
+from hvdtrain._torch.batch_norm import SyncBatchNorm, average_statistics, convert_sync_batchnorm
+from hvdtrain._torch.checkpoints import Checkpoints, stop_requested
 from hvdtrain._torch.distribute import distribute, no_sync, synchronize
-from hvdtrain._torch.fit import evaluate, fit, record_epoch
+from hvdtrain._torch.early import EarlyStopping
+from hvdtrain._torch.evaluate import evaluate
+from hvdtrain._torch.fit import fit, record_epoch
+from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.loader import Loader, loader, validation_loader
-from hvdtrain._torch.start import init, sum_over_ranks, world
+from hvdtrain._torch.start import STRATEGIES, gather_objects, init, sum_over_ranks, world
+from hvdtrain._torch.together import rank_zero_first
+from hvdtrain.errors import Diverged
+from hvdtrain.stop import Stopped
 
 __all__ = [
+    "STRATEGIES",
+    "Checkpoints",
+    "Diverged",
+    "EarlyStopping",
+    "JoinLoader",
     "Loader",
+    "Stopped",
+    "SyncBatchNorm",
+    "average_statistics",
+    "convert_sync_batchnorm",
     "distribute",
     "evaluate",
     "fit",
+    "gather_objects",
     "init",
     "loader",
     "no_sync",
+    "rank_zero_first",
     "record_epoch",
+    "stop_requested",
     "sum_over_ranks",
     "synchronize",
     "validation_loader",

@@ -37,8 +37,10 @@ def network() -> nn.Module:
 
 
 def main() -> None:
-    options = job.parser(__doc__, epochs=10, batch_size=32, lr=0.05, lr_rule="linear", warmup_epochs=1).parse_args()
-    world = ht.init()
+    options = job.parser(
+        __doc__, epochs=10, batch_size=32, lr=0.05, warmup_epochs=1, strategies=("horovod", "ddp", "single")
+    ).parse_args()
+    world = ht.init(options.strategy)
     torch.manual_seed(options.seed)
     train_data, validation_data = datasets()
     train = ht.loader(train_data, options.batch_size, seed=options.seed)

@@ -102,11 +102,11 @@ def _unpickle(file: IO[bytes]) -> Any:
     return _Unpickler(file).load()
 
 
-def folder_for(asked: Path | str | bool | None) -> Path | None:
-    """None: beside the records, when there are any. False: nowhere."""
+def folder_for(asked: Path | str | bool | None, fit: int) -> Path | None:
+    """None: beside the records, when there are any. False: nowhere. Each `fit` of a process, from 1, has a folder of its own."""
     if asked is False:
         return None
     if asked is None or asked is True:
         run = record.run_dir()
-        return run / "checkpoints" if run is not None else None
-    return Path(asked)
+        return run / ("checkpoints" if fit == 1 else f"checkpoints-{fit}") if run is not None else None
+    return Path(asked) if fit == 1 else Path(f"{asked}-{fit}")

@@ -24,6 +24,9 @@ from hvdtrain._keras.start import gather_objects, world
 from hvdtrain._keras.training import BeforeOthers, Training
 from hvdtrain.errors import UserError
 
+# Calls of `fit` in this process, and epochs that they trained: a later one (fine-tuning, say) is recorded after those before it.
+_fits = 0
+_epochs = 0
 #: Callbacks that write files: one rank does it for all, since all have the same model and the same logs.
 _WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor")
 
@@ -126,8 +129,9 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     arguments["callbacks"] = [BeforeOthers(ours), *ours.others, ours]
     if world().rank != 0:
         arguments["verbose"] = 0
-    ours.history = {}
-    ours.content = ours.checkpoints.load()
+    global _fits, _epochs
+    _fits += 1
+    ours.begin(_fits, _epochs)
     if ours.content is not None:
         _go_on(ours, arguments)
         _build_metrics(model, ours)
@@ -136,6 +140,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
             history = original(model, **arguments)
         finally:
             ours.end()
+    _epochs += len(next(iter(ours.history.values()), []))
     history.history = ours.history
     history.epoch = list(range(len(next(iter(ours.history.values()), []))))
     return history

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
+from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._keras import replicas, state
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
@@ -21,8 +22,6 @@ from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
 REPLICA_EVERY = 100
-# Attributes of other callbacks that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
-_NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
 
 
 class Training(keras.callbacks.Callback):  # type: ignore[misc]
@@ -43,7 +42,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         monitor: str | None = None,
     ) -> None:
         super().__init__()
-        self.checkpoints = Checkpoints(folder_for(checkpoints), keep)
+        self._asked, self._keep = checkpoints, keep
+        self.checkpoints = Checkpoints(None, keep)
+        self.epochs_before = 0
         self._replica_check = replica_check
         self._monitor = monitor
         self.others: list[Any] = []
@@ -58,6 +59,12 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._averaged = False
         self._function: Any = None
         self._restoring: dict[str, Any] | None = None
+
+    def begin(self, fit: int, epochs_before: int) -> None:
+        """Another `fit` of this process: its number from 1, and the epochs that those before it have recorded."""
+        self.checkpoints = Checkpoints(folder_for(self._asked, fit), self._keep)
+        self.epochs_before, self.history = epochs_before, {}
+        self.content = self.checkpoints.load()
 
     # --- beginning ---
 
@@ -82,9 +89,22 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if record.run_dir() is not None and world().rank == 0:
             batch = self.loader.batch_size if self.loader is not None else None
             record.note(batch_size=batch, precision=_precision(self.model))
-            self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=self.done + 1)  # type: ignore[operator]
+            first = self.epochs_before + self.done + 1
+            self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
+        self._show_rates(inner)
         self._function = self.model.train_function
         self.model.train_function = self._run_step
+
+    def _show_rates(self, inner: Any) -> None:
+        """Print the rates to come, and note them for the report. A schedule of Keras is known step by step only."""
+        if world().rank != 0 or inner.base_rate is None:
+            return
+        size, epochs = world().size, self.params["epochs"]
+        plan = rates.table(inner.base_rate, inner.rule, size, epochs, warmup_epochs=inner.warmup_epochs)
+        record.note(lr_table=[dataclasses.astuple(row) for row in plan])
+        print(f"hvdtrain: learning rate ({inner.base_rate:g} for one rank, rule {inner.rule}, {size} ranks):")
+        for line in rates.describe(plan):
+            print(f"hvdtrain: {line}", flush=True)
 
     @property
     def done(self) -> int:
@@ -193,7 +213,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Record, save, and see whether anybody was asked to stop meanwhile."""
         self._average_statistics()
         logs = {key: float(value) for key, value in (logs or {}).items()}
-        entry = self._meter.entry(epoch + 1, logs, self._wire, self.loader)
+        entry = self._meter.entry(self.epochs_before + epoch + 1, logs, self._wire, self.loader)
         if self._log is not None:
             self._log.append(entry)
         for key, value in logs.items():
@@ -225,7 +245,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def _diverged(self, loss: float, recorded: bool = False) -> None:
         if self._log is not None and not recorded:
             self.before_others()
-            self._log.append(self._meter.entry(self._epoch + 1, {"loss": loss}, self._wire, self.loader))
+            self._log.append(
+                self._meter.entry(self.epochs_before + self._epoch + 1, {"loss": loss}, self._wire, self.loader)
+            )
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         raise Diverged(
             f"the training loss is {loss} in epoch {self._epoch + 1} at learning rate {rate:g}; "
@@ -262,7 +284,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "consumed": consumed,
             "meter": self._meter.saved(),
             "history": self.history,
-            "callbacks": {type(callback).__name__: _plain_attributes(callback) for callback in self.others},
+            "callbacks": {type(callback).__name__: state.plain_attributes(callback) for callback in self.others},
         }
         own = state.own_state(self.model)
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
@@ -314,13 +336,3 @@ def _precision(model: Any) -> str:
     names = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16", "float32": "fp32"}
     policy = str(model.dtype_policy.name)
     return names.get(policy, policy)
-
-
-def _plain_attributes(callback: Any) -> dict[str, Any]:
-    """Counters, best values and best weights: what a callback learned."""
-    plain = (int, float, bool, str, type(None), np.ndarray, np.generic)
-
-    def is_plain(value: Any) -> bool:
-        return isinstance(value, plain) or (isinstance(value, list) and all(map(is_plain, value)))
-
-    return {key: value for key, value in vars(callback).items() if key not in _NOT_SAVED and is_plain(value)}

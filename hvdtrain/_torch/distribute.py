@@ -8,18 +8,26 @@ step waits for all of them.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hvdtrain import lr as rates
 from hvdtrain import record
-from hvdtrain._torch.start import session, world
-from hvdtrain._torch.synchronizer import Synchronizer, broadcast_tensors
+from hvdtrain._torch.clock import Clock
+from hvdtrain._torch.exchange import COMPRESSIONS, Exchange, sparse_parameters
+from hvdtrain._torch.start import broadcast_tensors, from_rank_zero, strategy, world
+from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import UserError
+
+#: Steps between two comparisons of the replicas.
+CHECK_EVERY = 200
 
 Model = TypeVar("Model", bound=nn.Module)
 SomeOptimizer = TypeVar("SomeOptimizer", bound=Optimizer)
@@ -29,42 +37,74 @@ def distribute(
     model: Model,
     optimizer: SomeOptimizer,
     *,
-    lr_rule: str = "linear",
+    lr_rule: str = rates.AUTO,
     warmup_epochs: float = 0.0,
+    warmup_steps: int = 0,
     steps_per_epoch: int | None = None,
+    compression: str = "none",
+    check_replicas_every: int = CHECK_EVERY,
 ) -> tuple[Model, SomeOptimizer]:
     """Start every rank from rank 0's state, and make `optimizer.step()` use gradients averaged over all ranks.
 
     Args:
         model: on this rank's device; parameters and buffers are overwritten with rank 0's.
         optimizer: of the model's parameters, with the learning rate for one rank; its state is overwritten with rank 0's.
-        lr_rule: how its rates grow with the number of ranks: "none", "linear" or "sqrt" (see `hvdtrain.lr`).
+        lr_rule: how its rates grow with the number of ranks: "none", "linear", "sqrt", "adascale" (see `hvdtrain.lr`), or
+            "auto", which is linear for SGD and sqrt for Adam and its kin.
         warmup_epochs: epochs in which they rise from the given rates to the scaled ones.
+        warmup_steps: the same in optimizer steps; give one of the two.
         steps_per_epoch: for a warm-up in a loop of your own; `fit` knows it.
+        compression: "fp16" sends gradients as half precision (bfloat16 ones as single).
+        check_replicas_every: after the first step and every so many, all ranks compare a digest of their parameters, and training
+            stops when they differ; 0 for never.
 
     Returns:
-        The same two objects.
+        The same two objects; with strategy "ddp" the model is wrapped.
 
     Raises:
         UserError: an optimizer that cannot be synchronised, or one that is wrapped already.
     """
     _refuse(model, optimizer)
-    if lr_rule not in rates.RULES:
-        raise UserError(f'lr_rule="{lr_rule}" is not one of {", ".join(rates.RULES)}')
-    if warmup_epochs < 0:
-        raise UserError(f"warmup_epochs={warmup_epochs} is negative")
-    if world().size > 1:
+    _refuse_options(warmup_epochs, warmup_steps, compression, check_replicas_every)
+    place = world()
+    name = type(optimizer).__name__
+    try:
+        rule = rates.resolve(lr_rule, name)
+    except ValueError as error:
+        raise UserError(str(error).replace("learning-rate rule ", "lr_rule=")) from None
+    if rule == "adascale":
+        _refuse_adascale(name)
+    base_rates = [float(group["lr"]) for group in optimizer.param_groups]
+    if place.rank == 0 and (warning := rates.check(name, max(base_rates), place.size)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if place.size > 1:
         _broadcast(model, optimizer)
-    scaling = rates.scale(lr_rule, world().size)
+    scaling = rates.scale(rule, place.size)
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * scaling
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    synchronizer = Synchronizer(optimizer, names, scaling, warmup_epochs, steps_per_epoch)
+    ddp = _wrapped(model) if strategy() == "ddp" and place.size > 1 else None
+    # torch.compile puts a word of its own before every name.
+    names = {parameter: key.replace("_orig_mod.", "") for key, parameter in model.named_parameters()}
+    synchronizer = Synchronizer(
+        optimizer,
+        Exchange(names, sparse_parameters(model, optimizer), compression),
+        rule,
+        base_rates,
+        scaling,
+        warmup_epochs,
+        warmup_steps,
+        steps_per_epoch,
+        ddp,
+        check_replicas_every,
+        clock=Clock(place.device),
+        adascale=rates.AdaScale(place.size) if rule == "adascale" else None,
+    )
     synchronizer.attach()
     optimizer.hvdtrain = synchronizer  # type: ignore[attr-defined]
-    if world().rank == 0:
-        record.note(lr_rule=lr_rule, warmup_epochs=warmup_epochs, lr=float(optimizer.param_groups[0]["lr"]))
-    return model, optimizer
+    if place.rank == 0:
+        warmup = {"warmup_steps": warmup_steps} if warmup_steps else {"warmup_epochs": warmup_epochs}
+        record.note(lr_rule=rule, lr=base_rates[0] * scaling, compression=compression, **warmup)
+    return (model if ddp is None else ddp), optimizer  # type: ignore[return-value]
 
 
 def synchronize(optimizer: Optimizer) -> None:
@@ -72,7 +112,7 @@ def synchronize(optimizer: Optimizer) -> None:
 
     `optimizer.step()` does it by itself otherwise.
     """
-    _synchronizer(optimizer).synchronize()
+    synchronizer_of(optimizer).synchronize()
 
 
 def no_sync(optimizer: Optimizer) -> AbstractContextManager[None]:
@@ -80,10 +120,10 @@ def no_sync(optimizer: Optimizer) -> AbstractContextManager[None]:
 
     They add to this rank's gradients; the last one sends the sum. Divide each loss by the number of passes.
     """
-    return _synchronizer(optimizer).no_sync()
+    return synchronizer_of(optimizer).no_sync()
 
 
-def _synchronizer(optimizer: Optimizer) -> Synchronizer:
+def synchronizer_of(optimizer: Optimizer) -> Synchronizer:
     found: Synchronizer | None = getattr(optimizer, "hvdtrain", None)
     if found is None:
         raise UserError(
@@ -112,18 +152,55 @@ def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def _refuse_options(warmup_epochs: float, warmup_steps: int, compression: str, check_every: int) -> None:
+    for name, value in (("warmup_epochs", warmup_epochs), ("warmup_steps", warmup_steps)):
+        if value < 0:
+            raise UserError(f"{name}={value} is negative")
+    if warmup_epochs and warmup_steps:
+        raise UserError(f"warmup_epochs={warmup_epochs} and warmup_steps={warmup_steps}: give one of the two")
+    if check_every < 0:
+        raise UserError(f"check_replicas_every={check_every} is negative; 0 turns the check off")
+    if compression == "bf16":
+        raise UserError(
+            'compression="bf16": Horovod cannot add numbers in bfloat16, and as half precision they would overflow; take "fp16" '
+            'with gradients in range, or "none"'
+        )
+    if compression not in COMPRESSIONS:
+        raise UserError(f'compression="{compression}" is not one of {", ".join(COMPRESSIONS)}')
+    if compression != "none" and strategy() == "ddp":
+        raise UserError(
+            f'compression="{compression}" is for strategy "horovod"; with "ddp" register a DDP communication hook'
+        )
+
+
+def _refuse_adascale(optimizer_name: str) -> None:
+    if rates.default_rule(optimizer_name) != "linear":
+        raise UserError(
+            f'lr_rule="adascale" is for SGD: its gain follows from steps proportional to gradients, which those of '
+            f'{optimizer_name} are not; take "sqrt"'
+        )
+    if strategy() == "ddp" and world().size > 1:
+        raise UserError(
+            'lr_rule="adascale" needs each rank\'s own gradients, which DDP does not show; take strategy "horovod"'
+        )
+
+
+def _wrapped(model: nn.Module) -> DistributedDataParallel:
+    """In DDP as it is used by most; buffers stay each rank's own, as with Horovod."""
+    device = None if world().device == "cpu" else [torch.device(world().device)]
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    # torch 2.12 gave it another name.
+    flag = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    return DistributedDataParallel(model, device_ids=device, **{flag: False})  # type: ignore[arg-type]
+
+
 def _broadcast(model: nn.Module, optimizer: Optimizer) -> None:
     """Overwrite the state of every rank with rank 0's.
 
     The optimizer's state goes as one object: Horovod's `broadcast_optimizer_state` would take a real step to create
     it, which moves weights, and would skip the learning rate of a stateless SGD.
     """
-    import horovod.torch as hvd
-
     broadcast_tensors({**dict(model.named_parameters()), **dict(model.named_buffers())})
-    with session().waiting():
-        own = optimizer.state_dict() if world().rank == 0 else None
-        # Named, because Horovod would name it after its type, which is another on rank 0.
-        state = hvd.broadcast_object(own, root_rank=0, name="optimizer state")
+    state = from_rank_zero(optimizer.state_dict() if world().rank == 0 else None)
     if world().rank != 0:
         optimizer.load_state_dict(state)

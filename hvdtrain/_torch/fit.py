@@ -2,96 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hvdtrain import record
-from hvdtrain._torch.loader import Loader, ValidationLoader
-from hvdtrain._torch.start import session, sum_over_ranks, world
+from hvdtrain import lr as rates
+from hvdtrain import record, stop
+from hvdtrain._torch import generators
+from hvdtrain._torch.checkpoints import Checkpoints, Stateful
+from hvdtrain._torch.early import EarlyStopping
+from hvdtrain._torch.loader import TrainLoader, ValidationLoader
+from hvdtrain._torch.precision import Precision
+from hvdtrain._torch.start import strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
+from hvdtrain._torch.trainer import Loss, Trainer
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.record import Epoch, EpochLog
 
 #: Later than any epoch: keeps all that is recorded.
 _AFTER_ALL = 2**62
-
-Loss = Callable[[Any, Any], torch.Tensor]
-
-
-class _Meter:
-    """Sums of loss, samples and hits of this rank; `over_ranks` gives the world's means."""
-
-    def __init__(self) -> None:
-        self.loss = 0.0
-        self.samples = 0
-        self.hits = 0
-        self.classified = True
-
-    def add(self, loss: torch.Tensor, output: Any, target: Any, samples: int) -> None:
-        """One batch: its mean loss and what it was computed from; `samples` of it count."""
-        self.loss += float(loss.detach()) * samples
-        self.samples += samples
-        self.classified = self.classified and _is_classification(output, target)
-        if self.classified and samples:
-            self.hits += int((output.detach().argmax(dim=1) == target).sum())
-
-    def over_ranks(self) -> tuple[float, float | None, int]:
-        """Mean loss and accuracy (None where the task is not a classification) over all samples of all ranks, and their number."""
-        loss, samples, hits, not_classified = sum_over_ranks([self.loss, self.samples, self.hits, not self.classified])
-        if samples == 0:
-            raise UserError("no rank had a sample")
-        return loss / samples, None if not_classified else hits / samples, int(samples)
-
-
-def _is_classification(output: Any, target: Any) -> bool:
-    return (
-        isinstance(output, torch.Tensor)
-        and isinstance(target, torch.Tensor)
-        and output.ndim == 2
-        and target.ndim == 1
-        and not target.is_floating_point()
-    )
-
-
-class _Clock:
-    """Seconds by phase of one epoch, on this rank. On a GPU kernels run on after the call returns: those phases stay None."""
-
-    def __init__(self, on_cpu: bool) -> None:
-        self._on_cpu = on_cpu
-        self.seconds: dict[str, float] = {"data": 0.0, "forward": 0.0, "backward": 0.0}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time inside to `name`."""
-        began = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - began
-
-    def measured(self, name: str) -> float | None:
-        """The phase's seconds, or None where they were not measured."""
-        return self.seconds[name] if self._on_cpu or name == "data" else None
+#: Calls of `fit` in this process.
+_fits = 0
 
 
 def fit(
     model: nn.Module,
     optimizer: Optimizer,
     loss: Loss,
-    train: Loader,
+    train: TrainLoader,
     validation: ValidationLoader | None = None,
     *,
     epochs: int,
+    precision: str = "fp32",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    schedule: rates.Schedule | None = None,
+    early_stopping: EarlyStopping | int | None = None,
+    checkpoints: Path | str | bool | None = None,
 ) -> list[Epoch]:
     """Train for `epochs` epochs; returns one record for each, the same on every rank but for times.
 
     Losses and accuracies are means over the samples of all ranks, exactly. Rank 0 prints a line per epoch and, under a
     launcher, appends to `epochs.jsonl`.
+
+    A checkpoint is written after each epoch, and when a signal (SIGTERM, SIGUSR1, SIGUSR2, on any rank) asks to stop: then after
+    the step under way, on all ranks. Started again, training goes on from the newest one.
 
     Args:
         model: from `distribute`.
@@ -99,42 +58,129 @@ def fit(
         loss: of (output, target), the mean over the batch (reduction="mean", the default in torch).
         train: from `loader`; gives (input, target).
         validation: from `validation_loader`; gives (input, target).
-        epochs: how many, at least 1.
+        epochs: how many, at least 1; those trained before an interruption count.
+        precision: "fp32", or autocast to "bf16", or to "fp16" with loss scaling.
+        accumulate: batches per rank whose gradients make one step.
+        clip_norm: largest norm of the averaged gradient.
+        schedule: factor for the rate by epoch (see `hvdtrain.schedule`); a `Plateau` is fed with the validation loss, without
+            validation with the training loss.
+        early_stopping: an `EarlyStopping`, or epochs without a better validation loss that are accepted.
+        checkpoints: their folder; None for `checkpoints` in the run folder if there is one (`checkpoints-2` in the second `fit` of
+            a script, and so on), False for none.
 
     Raises:
-        UserError: an optimizer that is not from `distribute`.
+        UserError: an optimizer that is not from `distribute`, or an argument that is out of range.
         Diverged: the training loss is no longer a number.
+        CheckpointError: one could not be written or read.
+        Stopped: a signal asked for it; ends the process with the status that means "start me again".
     """
     synchronizer: Synchronizer | None = getattr(optimizer, "hvdtrain", None)
     if synchronizer is None:
         raise UserError(
             "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
         )
-    if epochs < 1:
-        raise UserError(f"epochs={epochs}: train for at least one")
-    synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or len(train)
-    log = _open_log(train)
-    history = []
-    for _ in range(epochs):
-        entry = _epoch(model, optimizer, synchronizer, loss, train, validation)
-        history.append(entry)
-        if log is not None:
-            log.append(entry)
-        if world().rank == 0:
-            print(_line(entry, epochs), flush=True)
-        if entry.train_loss is None or not math.isfinite(entry.train_loss):
-            raise Diverged(
-                f"the training loss is {entry.train_loss} in epoch {entry.epoch} at learning rate {entry.lr:g}; "
-                "try a lower --lr, --lr-rule sqrt or none, or more --warmup-epochs"
-            )
+    _refuse(train, epochs, accumulate, clip_norm)
+    early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
+    formats = Precision(precision, world().device)
+    states: dict[str, Stateful | None] = {"scaler": formats.scaler, "early_stopping": early}
+    states["schedule"] = schedule if isinstance(schedule, rates.Plateau) else None
+    synchronizer.schedule = schedule
+    if train.steps is not None:
+        synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or -(-train.steps // accumulate)
+    saver = _saver(model, optimizer, train, checkpoints, {name: each for name, each in states.items() if each})
+    trainer = Trainer(model, optimizer, synchronizer, loss, train, validation, formats, accumulate, clip_norm, saver)
+    final = train.epoch + epochs - 1
+    with stop.watching():
+        finished = saver.resume()
+        history = [Epoch(**entry) for entry in saver.history]
+        if finished >= final or (early is not None and early.stopped):
+            _say(f"trained already: {len(history)} epochs are on record; nothing is left to do")
+            return history
+        if not finished and not saver.partials:
+            generators.differ_by_rank(train.seed)
+        _show_rates(synchronizer, final)
+        log = _open_log(train, precision, accumulate)
+        for number in range(train.epoch, final + 1):
+            entry = _epoch(trainer, log, saver.partials)
+            saver.partials = []
+            history.append(entry)
+            saver.history.append(dataclasses.asdict(entry))
+            if log is not None:
+                log.append(entry)
+            _say(_line(entry, final))
+            if isinstance(schedule, rates.Plateau):
+                schedule.update(_watched(entry))
+            over = early is not None and early.update(entry)
+            saver.stop_if_asked(number, _score(entry))
+            saver.save(number, _score(entry))
+            if over and early is not None and number < final:
+                _say(f"stopped early: {early.metric} has not improved for {early.patience + 1} epochs")
+                break
     return history
 
 
-def _open_log(train: Loader) -> EpochLog | None:
+def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]]) -> Epoch:
+    try:
+        return trainer.epoch(partials)
+    except Diverged:
+        if log is not None:
+            log.append(trainer.diverged())
+        raise
+
+
+def _refuse(train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:
+    if epochs < 1:
+        raise UserError(f"epochs={epochs}: train for at least one")
+    if accumulate < 1:
+        raise UserError(f"accumulate={accumulate}: a step has at least one batch")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise UserError(f"clip_norm={clip_norm} must be a positive number")
+    if accumulate > 1 and train.steps is None and strategy() == "ddp":
+        raise UserError(
+            'accumulate with uneven="join" needs strategy "horovod": DDP must know before the last batch that it is one'
+        )
+
+
+def _saver(
+    model: nn.Module, optimizer: Optimizer, train: TrainLoader, folder: Path | str | bool | None, states: dict[str, Any]
+) -> Checkpoints:
+    global _fits
+    _fits += 1
+    if folder is True:
+        raise UserError("checkpoints=True: give the folder, or leave it out to take the run folder's")
+    run = record.run_dir()
+    if folder is None and run is not None and _fits > 1:
+        # What the first one has left is another training's.
+        folder = run / f"checkpoints-{_fits}"
+    saver = Checkpoints(model, optimizer, train, folder=None if folder is False else folder, states=states, watch=False)
+    if folder is False:
+        saver.store = None
+    return saver
+
+
+def _show_rates(synchronizer: Synchronizer, epochs: int) -> None:
+    """Print the rates to come, and note them for the report."""
+    if world().rank != 0:
+        return
+    warmup = synchronizer.warmup_epochs
+    if synchronizer.warmup_steps and synchronizer.steps_per_epoch:
+        warmup = synchronizer.warmup_steps / synchronizer.steps_per_epoch
+    base = synchronizer.base_rates[0]
+    plan = rates.table(
+        base, synchronizer.rule, world().size, epochs, warmup_epochs=warmup, schedule=synchronizer.schedule
+    )
+    record.note(lr_table=[dataclasses.astuple(row) for row in plan])
+    gain = ", times its gain in each step" if synchronizer.adascale is not None else ""
+    _say(f"learning rate ({base:g} for one rank, rule {synchronizer.rule}, {world().size} ranks{gain}):")
+    for line in rates.describe(plan):
+        _say(line)
+
+
+def _open_log(train: TrainLoader, precision: str, accumulate: int) -> EpochLog | None:
     folder = record.run_dir()
     if world().rank != 0 or folder is None:
         return None
-    record.note(batch_size=train.batch_size, precision="fp32")
+    record.note(batch_size=train.batch_size, precision=precision, accumulate=accumulate)
     return EpochLog(folder / "epochs.jsonl", next_epoch=train.epoch)
 
 
@@ -185,95 +231,22 @@ def record_epoch(
         raise UserError(str(error)) from None
 
 
-def _epoch(
-    model: nn.Module,
-    optimizer: Optimizer,
-    synchronizer: Synchronizer,
-    loss: Loss,
-    train: Loader,
-    validation: ValidationLoader | None,
-) -> Epoch:
-    number = train.epoch
-    clock, meter = _Clock(world().device == "cpu"), _Meter()
-    synchronizer.seconds_allreduce = synchronizer.seconds_optimizer = 0.0
-    norm: float | None = None
-    began = time.perf_counter()
-    model.train()
-    batches = iter(train)
-    for step in range(1, len(train) + 1):
-        with clock.phase("data"):
-            input, target = _to_device(next(batches))
-        with clock.phase("forward"):
-            output = model(input)
-            value = loss(output, target)
-        with clock.phase("backward"):
-            (value * train.weight).backward()
-        meter.add(value, output, target, train.samples)
-        optimizer.step()
-        if step == len(train):
-            norm = _norm(optimizer)
-        optimizer.zero_grad()
-    train_loss, train_acc, samples = meter.over_ranks()
-    trained = time.perf_counter()
-    val_loss, val_acc = evaluate(model, loss, validation) if validation is not None else (None, None)
-    ended = time.perf_counter()
-    on_cpu = world().device == "cpu"
-    return Epoch(
-        epoch=number,
-        train_loss=train_loss,
-        train_acc=train_acc,
-        val_loss=val_loss,
-        val_acc=val_acc,
-        lr=synchronizer.last_rate,
-        samples=samples,
-        seconds=ended - began,
-        seconds_data=clock.measured("data"),
-        seconds_forward=clock.measured("forward"),
-        seconds_backward=clock.measured("backward"),
-        seconds_allreduce=synchronizer.seconds_allreduce if on_cpu else None,
-        seconds_optimizer=synchronizer.seconds_optimizer if on_cpu else None,
-        seconds_val=ended - trained if validation is not None else 0.0,
-        samples_per_second=samples / (trained - began),
-        grad_norm=norm,
-        restart=record.restart_count(),
-    )
+def _watched(entry: Epoch) -> float:
+    """What a plateau looks at."""
+    value = entry.val_loss if entry.val_loss is not None else entry.train_loss
+    return float("nan") if value is None else value
 
 
-def evaluate(model: nn.Module, loss: Loss, validation: ValidationLoader) -> tuple[float, float | None]:
-    """Mean loss and accuracy over all samples of `validation`, exactly, on every rank.
-
-    All ranks must call it. Accuracy is None when the output is not one score per class, shape (n, classes).
-    """
-    meter = _Meter()
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch in validation:
-                input, target = _to_device(batch)
-                output = model(input)
-                meter.add(loss(output, target), output, target, len(target))
-                session().progress("validation")
-    finally:
-        model.train(was_training)
-    mean_loss, accuracy, _ = meter.over_ranks()
-    return mean_loss, accuracy
+def _score(entry: Epoch) -> float | None:
+    """Of the model after this epoch, higher is better."""
+    if entry.val_acc is not None:
+        return entry.val_acc
+    return None if entry.val_loss is None else -entry.val_loss
 
 
-def _to_device(batch: Any) -> tuple[Any, Any]:
-    input, target = batch
-    device = world().device
-    return _moved(input, device), _moved(target, device)
-
-
-def _moved(value: Any, device: str) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-
-
-def _norm(optimizer: Optimizer) -> float:
-    """Norm of the averaged gradient of the last step, over all parameters."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return float(torch.stack([gradient.norm() for gradient in gradients]).norm()) if gradients else 0.0
+def _say(text: str) -> None:
+    if world().rank == 0:
+        print(text, flush=True)
 
 
 def _line(entry: Epoch, epochs: int) -> str:

@@ -3,77 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from typing import Any, cast
+from typing import Any, Literal, Protocol, cast
 
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.start import world
-from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
+from hvdtrain._torch.workers import Seeded, Worker, seed_from
+from hvdtrain.data.shard import Uneven, epoch_order, shard, share, steps_left, steps_per_epoch
 from hvdtrain.errors import UserError
+
+
+class TrainLoader(Protocol):
+    """What `fit` and `Checkpoints` need of a loader. Both `Loader` and `JoinLoader` are such."""
+
+    batch_size: int
+    epoch: int
+    samples: int
+    weight: float
+    union: int
+    seed: int
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of an epoch, where they are known before its end."""
+
+    @property
+    def left(self) -> int | None:
+        """Steps that the next iteration gives, where they are known before its end."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the epoch that the batches given so far make up."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or what is left of it."""
+
+    def state_dict(self, within: bool = False) -> dict[str, Any]:
+        """Where in which epoch this rank is; `within`: still in the one whose last batch was given."""
+
+    def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:
+        """Go on from the states of all ranks then; returns what could not be kept."""
 
 
 class Loader:
     """Batches of this rank. Every iteration is one epoch, in a new order that is the same for any number of ranks.
 
     Attributes:
-        epoch: number of the epoch that the next iteration gives, from 1; set it to resume.
+        epoch: number of the epoch that is under way or comes next, from 1; set it to resume at its beginning.
+        consumed: samples of that epoch that all ranks together have been given.
         samples: how many samples of the current batch count (0 for one that only keeps ranks in step).
         weight: multiply the mean loss of the current batch by it, so that the average over ranks is the mean over all
             samples of the step. 1.0 except in a last step that the samples do not fill.
+        union: how many samples of all ranks count in the current step.
         batch_size: samples per rank and step.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: Any
+        self, dataset: Dataset[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: dict[str, Any]
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         self.epoch = 1
+        self.consumed = 0
         self.samples = 0
         self.weight = 1.0
+        self.union = 0
+        self.seed = seed
         self._n_samples = len(cast(Sized, dataset))
         self._shuffle = shuffle
         self._uneven = uneven
-        self._seed = seed
-        self._options = options
+        self._under_way = self._resumed = False
+        self._batches: list[list[int]] = []
+        self._data = _data_loader(Seeded(dataset), self._batches, options)
         try:
-            self._steps = steps_per_epoch(self._n_samples, batch_size, world().size, uneven)
+            self.steps: int = steps_per_epoch(self._n_samples, batch_size, world().size, uneven)
         except ValueError as error:
             raise UserError(str(error)) from None
 
     def __len__(self) -> int:
         """Steps in an epoch, the same on every rank."""
-        return self._steps
+        return self.steps
+
+    @property
+    def left(self) -> int:
+        """Steps that the next iteration gives: all, or what is left of a resumed epoch."""
+        if not self._resumed:
+            return self.steps
+        return steps_left(self._n_samples - self.consumed, self.batch_size, world().size, self._uneven)
+
+    @property
+    def fraction(self) -> float:
+        """Share of the epoch that was given so far."""
+        return min(1.0, self.consumed / self._n_samples)
 
     def __iter__(self) -> Iterator[Any]:
-        order = epoch_order(self._n_samples, self._seed, self.epoch, self._shuffle)
+        """One epoch; after `load_state_dict`, what was left of it."""
+        # An iteration that was broken off has consumed something, but the next one is a new epoch all the same.
+        start, self._resumed = (self.consumed, False) if self._resumed else (0, False)
+        number, self.consumed = self.epoch, start
+        order = epoch_order(self._n_samples, self.seed, number, self._shuffle)
+        batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven, start))
+        self._batches[:] = [
+            [seed_from(self.seed, number, batch.position), *batch.indices.tolist()] for batch in batches
+        ]
         self.epoch += 1
-        batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
-        for batch, data in zip(batches, _load(self.dataset, batches, self._options), strict=True):
-            self.samples, self.weight = batch.samples, batch.weight
+        self._under_way = True
+        for batch, data in zip(batches, self._data, strict=True):
+            self.samples, self.weight, self.union = batch.samples, batch.weight, batch.union
+            self.consumed += batch.union
             yield data
+        self._under_way = False
+
+    def state_dict(self, within: bool = False) -> dict[str, Any]:
+        """The epoch under way and how much of it was given; `within`: still in the one whose last batch was given."""
+        under_way = within or self._under_way
+        return {"epoch": self.epoch - under_way, "consumed": self.consumed if under_way else 0}
+
+    def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:
+        """Go on where `state_dict()` was, also with another number of ranks: the order does not depend on it."""
+        self.epoch, self.consumed = states[0]["epoch"], states[0]["consumed"]
+        self._resumed = True
+        return ""
 
 
 class ValidationLoader:
     """This rank's share of a data set for evaluation, in order; ranks may have different numbers of batches."""
 
-    def __init__(self, dataset: Dataset[Any], batch_size: int, options: Any) -> None:
+    def __init__(self, dataset: Dataset[Any], batch_size: int, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
         indices = share(len(cast(Sized, dataset)), batch_size, world().rank, world().size)
-        self._batches = [ShardBatch(each, len(each), 1.0) for each in indices]
-        self._options = options
+        self._data = _data_loader(dataset, [each.tolist() for each in indices], options)
+        self._batches = len(indices)
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        return len(self._batches)
+        return self._batches
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_load(self.dataset, self._batches, self._options))
+        return iter(self._data)
 
 
-def _load(dataset: Dataset[Any], batches: list[ShardBatch], options: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_sampler=[batch.indices.tolist() for batch in batches], **options)
+def _data_loader(dataset: Dataset[Any], batches: list[list[int]], options: dict[str, Any]) -> DataLoader[Any]:
+    # Of its own, for DataLoader draws from the global one at each beginning: also where a resumed epoch begins.
+    options = {"generator": torch.Generator(), **options}
+    if options.get("num_workers"):
+        # The list of batches changes from epoch to epoch, the workers need not.
+        options.setdefault("persistent_workers", True)
+        options["worker_init_fn"] = Worker(options.get("worker_init_fn"))
+    return DataLoader(dataset, batch_sampler=batches, **options)
 
 
 def loader(
@@ -81,26 +161,39 @@ def loader(
     batch_size: int,
     *,
     shuffle: bool = True,
-    uneven: Uneven = "pad",
+    uneven: Literal["pad", "drop", "join"] = "pad",
     seed: int = 0,
     **options: Any,
-) -> Loader:
+) -> Any:
     """A loader of training batches of `batch_size` samples for this rank.
 
+    Random augmentations differ between ranks, epochs and batches, and are the same again in a resumed run.
+
     Args:
-        dataset: map-style, with a length; the same on every rank.
-        uneven: what to do with a last step that the samples do not fill: "pad" shares it out, to be weighted with
-            `loader.weight` (as `fit` does); "drop" leaves it out.
-        seed: of the order; must be the same on every rank.
+        dataset: map-style, with a length, the same on every rank; with "join" this rank's own, which may be an `IterableDataset`.
+        uneven: what to do when the samples do not divide. "pad" shares out a last step that they do not fill, to be weighted
+            with `loader.weight` (as `fit` does); "drop" leaves it out; "join" is for ranks with data of their own, of different
+            or unknown length: a rank whose data is through goes on with batches of weight 0 until the last is.
+        seed: of order and augmentations; must be the same on every rank.
         options: passed to `torch.utils.data.DataLoader` (num_workers, pin_memory, ...).
+
+    Returns:
+        A `Loader`, or for "join" a `JoinLoader`.
 
     Raises:
         UserError: the data set is empty, or smaller than one step with `drop`.
     """
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
-    if uneven not in ("pad", "drop"):
-        raise UserError(f'uneven="{uneven}" is not one of "pad", "drop"')
+    if uneven not in ("pad", "drop", "join"):
+        raise UserError(f'uneven="{uneven}" is not one of "pad", "drop", "join"')
+    if uneven == "join":
+        return JoinLoader(dataset, batch_size, shuffle, seed, options)
+    if isinstance(dataset, IterableDataset):
+        raise UserError(
+            f"{type(dataset).__name__} is an IterableDataset: nobody knows its length nor can share it out. Let it give each rank "
+            'samples of its own (by hvdtrain.torch.world().rank), and take uneven="join"'
+        )
     return Loader(dataset, batch_size, shuffle, uneven, seed, options)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -13,31 +14,50 @@ import torch
 import hvdtrain
 from hvdtrain import launch, record
 from hvdtrain import world as worlds
-from hvdtrain.errors import UserError
+from hvdtrain._torch.collectives import Collectives, Horovod
+from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
+STRATEGIES = ("horovod", "ddp", "single")
 
-def init() -> World:
+
+def init(strategy: str = "horovod") -> World:
     """Join the world that the launcher started, and return this rank's place in it.
 
     Every check happens before Horovod starts. A process that nothing launched is a world of one, and needs no Horovod.
     Calling it again returns the same world.
 
+    Args:
+        strategy: what averages gradients: "horovod"; "ddp", torch's DistributedDataParallel, to compare with; "single" for one
+            process, which refuses to run as one of several.
+
     Raises:
         UserError: what keeps the world from starting, and what to do.
     """
+    global _strategy, _collectives
+    if strategy not in STRATEGIES:
+        raise UserError(f'strategy="{strategy}" is not one of {", ".join(STRATEGIES)}{nearest(strategy, STRATEGIES)}')
     if launch.active is not None:
+        if strategy != _strategy:
+            raise UserError(f'init(strategy="{strategy}") after init(strategy="{_strategy}"): a process has one world')
         return launch.active.world
+    _strategy = strategy
     place = worlds.detect()
     place = place.on(worlds.choose_device(torch.cuda.device_count(), place))
     session = launch.active = Session(place, "torch")
     try:
+        if strategy == "single" and place.size > 1:
+            # Launchers end all ranks as soon as one leaves: rank 0 speaks first.
+            time.sleep(0.0 if place.rank == 0 else 2.0)
+            raise SeveralForSingle(
+                f'strategy "single" is one process, but {place.size} ranks were started; start one, or take strategy "horovod"'
+            )
         session.prepare()
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
         if place.size > 1:
-            _start_horovod(session)
+            _collectives = _start(session, strategy)
     except UserError:
         launch.active = session if session.world.size > 1 else None
         raise
@@ -45,11 +65,40 @@ def init() -> World:
     return place
 
 
-def _start_horovod(session: Session) -> None:
+class SeveralForSingle(UserError):
+    """Several ranks of a job for one process; no rank has met another yet, but all say the same."""
+
+    agreed = True
+
+
+def _start(session: Session, strategy: str) -> Collectives:
     import horovod.torch as hvd
 
     hvd.init()
     session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+    if strategy == "horovod":
+        return Horovod()
+    from hvdtrain._torch import process_group
+
+    process_group.start(session.world, Horovod())
+    hvd.shutdown()
+    return process_group.ProcessGroup(session.world)
+
+
+_strategy = "horovod"
+_collectives: Collectives | None = None
+
+
+def strategy() -> str:
+    """What `init` was given."""
+    return _strategy
+
+
+def collectives() -> Collectives:
+    """How this rank talks to the others; only in a world of several."""
+    if _collectives is None:
+        raise UserError("call hvdtrain.torch.init() first: it finds this rank's place and starts Horovod")
+    return _collectives
 
 
 def world() -> World:
@@ -77,10 +126,11 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
     """
     if world().size == 1:
         return list(values)
-    import horovod.torch as hvd
-
     with session().waiting():
-        total: torch.Tensor = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum)
+        flight = collectives().start_allreduce(
+            torch.tensor(values, dtype=torch.float64), "sum over ranks", average=False
+        )
+        total = collectives().wait(flight)
     return [float(value) for value in total.tolist()]
 
 
@@ -88,11 +138,30 @@ def gather_objects(value: Any) -> list[Any]:
     """`value` of every rank, in order of ranks; on every rank."""
     if world().size == 1:
         return [value]
-    import horovod.torch as hvd
-
     with session().waiting():
-        gathered: list[Any] = hvd.allgather_object(value)
-    return gathered
+        return collectives().gather_objects(value, "gathered")
+
+
+def from_rank_zero(value: Any) -> Any:
+    """Rank 0's `value`, on every rank."""
+    if world().size == 1:
+        return value
+    with session().waiting():
+        return collectives().broadcast_object(value, "from rank 0")
+
+
+def broadcast_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Overwrite tensors with rank 0's, bit by bit: as bytes, since Horovod does not know every type (bfloat16)."""
+    with torch.no_grad(), session().waiting():
+        flights = []
+        for name, tensor in tensors.items():
+            dense = tensor.detach().contiguous()
+            flight = collectives().start_broadcast(dense.reshape(-1).view(torch.uint8), f"state.{name}")
+            flights.append((flight, tensor, dense))
+        for flight, tensor, dense in flights:
+            collectives().wait(flight)
+            if dense.data_ptr() != tensor.data_ptr():
+                tensor.copy_(dense)
 
 
 def _record_start(place: World) -> None:
@@ -114,6 +183,7 @@ def _record_start(place: World) -> None:
             "mixed": len({model for _, model in members}) > 1,
             "launcher": place.launcher,
             "controller": _controller(place),
+            "strategy": _strategy,
             "world_size": place.size,
             "cores": len(cores),
             "threads": torch.get_num_threads(),
@@ -125,6 +195,8 @@ def _record_start(place: World) -> None:
 def _controller(place: World) -> str | None:
     if place.size == 1:
         return None
+    if _strategy == "ddp":
+        return "gloo" if place.device == "cpu" else "nccl"
     import horovod.torch as hvd
 
     return "mpi" if hvd.mpi_enabled() else "gloo"

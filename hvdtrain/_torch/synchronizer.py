@@ -6,36 +6,47 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hvdtrain import lr as rates
-from hvdtrain._torch.start import session, world
+from hvdtrain import stop
+from hvdtrain._torch import replicas
+from hvdtrain._torch.clock import Clock
+from hvdtrain._torch.exchange import Exchange
+from hvdtrain._torch.start import broadcast_tensors, session, world
 from hvdtrain.errors import UserError
 
-# What Horovod cannot put on the wire goes as single precision, and comes back as what it was.
-_WIRE_TYPES = (torch.float32, torch.float64, torch.float16)
+#: Number of the signal that all ranks stop for; 0 until they agreed on one.
+_agreed_stop = 0
 
 
-@dataclass
-class _InFlight:
-    """One gradient on its way: `wire` is the gradient itself, or a copy in a form that can travel.
+def agreed_stop() -> int:
+    """Number of the signal that all ranks have agreed in some step to stop for, or 0."""
+    return _agreed_stop
 
-    Horovod writes the average into memory behind torch's back, so a `version` that has changed means that somebody else wrote
-    there too.
-    """
 
-    handle: int
-    gradient: torch.Tensor
-    wire: torch.Tensor
-    version: int
+def agree_to_stop(counts: list[float]) -> int:
+    """From how many ranks got each of `stop.SIGNALS`, summed over the ranks: the signal that all now stop for, or 0."""
+    global _agreed_stop
+    for number, count in zip(stop.SIGNALS, counts, strict=True):
+        if count and not _agreed_stop:
+            _agreed_stop = int(number)
+            stop.agreed(_agreed_stop)
+    return _agreed_stop
+
+
+def own_stop() -> list[float]:
+    """For `agree_to_stop`: what this rank was asked, shape (3,)."""
+    asked = stop.requested()
+    return [float(asked == number) for number in stop.SIGNALS]
 
 
 @dataclass
@@ -43,30 +54,49 @@ class Synchronizer:
     """What `distribute` adds to an optimizer; found again as `optimizer.hvdtrain`.
 
     Attributes:
-        names: of the parameters, the same on every rank.
+        exchange: how gradients travel.
+        rule: of `hvdtrain.lr`, resolved.
+        base_rates: of one rank, by parameter group.
         scaling: what the learning rates were multiplied with for this world.
+        warmup_epochs, warmup_steps: length of the warm-up; one of them is 0.
         steps_per_epoch: optimizer steps in an epoch, for the warm-up; `fit` sets it.
+        ddp: the wrapped model, when torch's DDP averages the gradients.
+        check_every: steps between two comparisons of the replicas; 0 for never.
+        schedule: factor by epoch, set by `fit`.
+        epochs_done: epochs and fractions of one trained; None in a loop of one's own, where steps tell.
         steps: optimizer steps made so far.
         last_rate: learning rate of the first group in the last step, warm-up included.
-        seconds_allreduce: waiting for other ranks before steps, since it was last set to 0.
-        seconds_optimizer: in the optimizer's own step, likewise.
+        clock: seconds waiting for other ranks before steps, and in the optimizer's own step.
+        not_finite: this rank's loss is no number; set before a step, it makes `diverged` True on all ranks after it.
+        loss_scale: what gradients are multiplied with in this step.
+        adascale: its gain, where the rule is "adascale".
     """
 
     optimizer: Optimizer
-    names: dict[nn.Parameter, str]
+    exchange: Exchange
+    rule: str
+    base_rates: list[float]
     scaling: float
-    warmup_epochs: float
-    steps_per_epoch: int | None
+    warmup_epochs: float = 0.0
+    warmup_steps: int = 0
+    steps_per_epoch: int | None = None
+    ddp: DistributedDataParallel | None = None
+    check_every: int = 0
+    schedule: rates.Schedule | None = None
+    epochs_done: float | None = None
     steps: int = 0
     last_rate: float = float("nan")
-    seconds_allreduce: float = 0.0
-    seconds_optimizer: float = 0.0
+    clock: Clock = field(default_factory=lambda: Clock("cpu"))
+    not_finite: bool = False
+    diverged: bool = False
+    loss_scale: float = 1.0
+    adascale: rates.AdaScale | None = None
+    #: Steps and epochs when training was resumed: a world of another size makes more or fewer steps of the same epochs.
+    origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
     _local_only: bool = False
-    _in_flight: dict[nn.Parameter, _InFlight] = field(default_factory=dict)
     _hooked: set[nn.Parameter] = field(default_factory=set)
     _scheduled_rates: list[Any] = field(default_factory=list)
-    _step_began: float = 0.0
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -74,105 +104,105 @@ class Synchronizer:
             self._hook(parameter)
         self.optimizer.register_step_pre_hook(self._before_step)
         self.optimizer.register_step_post_hook(self._after_step)
+        self.exchange.measure = self.adascale is not None
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def _hook(self, parameter: nn.Parameter) -> None:
-        if world().size > 1:
+        if world().size > 1 and self.ddp is None:
             parameter.register_post_accumulate_grad_hook(self._ready)
         self._hooked.add(parameter)
-        self.names.setdefault(parameter, f"unnamed.{len(self.names)}")
+        self.exchange.names.setdefault(parameter, f"unnamed.{len(self.exchange.names)}")
+
+    @property
+    def stop_agreed(self) -> bool:
+        """All ranks know by now that one of them was asked to stop."""
+        return _agreed_stop != 0
+
+    @property
+    def epoch(self) -> float:
+        """Epochs and fractions of one trained so far; needs `steps_per_epoch` in a loop of one's own."""
+        if self.epochs_done is not None:
+            return self.epochs_done
+        if self.steps_per_epoch is None:
+            raise UserError(
+                "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train))"
+            )
+        return self.origin[1] + (self.steps - self.origin[0]) / self.steps_per_epoch
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only add to this rank's gradients; the next one outside sends the sum."""
         self._local_only = True
         try:
-            yield
+            with self.ddp.no_sync() if self.ddp is not None else nullcontext():
+                yield
         finally:
             self._local_only = False
 
     def synchronize(self) -> None:
-        """Wait until every gradient is the average over all ranks, whichever ranks computed it. All ranks must call it."""
-        began = time.perf_counter()
-        if world().size > 1 and not self._synchronized:
-            self._adopt_later_ones()
-            self._finish()
+        """Wait until every gradient is the average over all ranks, whichever ranks computed it. All ranks must call it.
+
+        Averaging what was averaged before does no harm, so every call does it: a rank that has no gradient in this step cannot
+        tell whether the others have.
+        """
+        numbers = [*own_stop(), float(self.not_finite)]
+        if world().size > 1:
+            with self.clock.phase("allreduce"):
+                parameters: list[nn.Parameter] = []
+                if self.ddp is None:
+                    self._adopt_later_ones()
+                    parameters = self._parameters()
+                numbers = self.exchange.finish(parameters, numbers)
+        agree_to_stop(numbers[:3])
+        self.diverged = numbers[3] > 0
+        if self.exchange.measure and not self._synchronized:
+            self._measured()
         self._synchronized = True
-        self.seconds_allreduce += time.perf_counter() - began
+
+    def square_norm(self) -> float:
+        """Square norm of the gradients as they are now."""
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+        if not values:
+            return 0.0
+        return float(torch.stack(torch._foreach_norm(values)).double().square().sum())
+
+    def _measured(self) -> None:
+        """The ranks' own square norms are known: `exchange.local_square` is their sum."""
+        if self.adascale is not None and world().size > 1:
+            unscale = self.loss_scale**-2
+            mean_of_squares = float(self.exchange.local_square) / world().size
+            self.adascale.update(mean_of_squares * unscale, self.square_norm() * unscale)
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """The gradient of `parameter` is complete."""
         if self._local_only:
             return
         assert isinstance(parameter, nn.Parameter)
-        # What was averaged before is the same on every rank, so averaging it again with what is added now does no harm.
-        self._synchronized = False
-        if parameter in self._in_flight:
+        if self._synchronized:
+            # What was averaged before is the same on every rank, so averaging it again with what is added now does no harm.
+            self.begin_step()
+        if self.exchange.started(parameter):
             raise UserError(
-                f"the gradient of {self.names[parameter]} was computed twice before optimizer.step(), and its average over the "
-                "ranks was already under way. To accumulate gradients, put all but the last backward() under "
+                f"the gradient of {self.exchange.names[parameter]} was computed twice before optimizer.step(), and its average "
+                "over the ranks was already under way. To accumulate gradients, put all but the last backward() under "
                 "hvdtrain.torch.no_sync(optimizer); several losses: add them up and call backward() once"
             )
-        self._send(parameter)
+        self.exchange.start(parameter)
 
-    def _send(self, parameter: nn.Parameter) -> None:
-        """Start averaging the gradient of `parameter` over all ranks."""
-        import horovod.torch as hvd
-
-        assert parameter.grad is not None
-        if parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.to_dense()
-        gradient = parameter.grad
-        wire = gradient if gradient.dtype in _WIRE_TYPES else gradient.float()
-        wire = wire.contiguous()
-        handle = hvd.allreduce_async_(wire, name=f"gradient.{self.names[parameter]}", op=hvd.Average)
-        self._in_flight[parameter] = _InFlight(handle, gradient, wire, gradient._version)
+    def begin_step(self) -> None:
+        """Gradients from here on are not averaged yet."""
+        self._synchronized = False
+        self.exchange.local_square = 0.0
 
     def _adopt_later_ones(self) -> None:
         """Parameters added after `distribute`, on every rank alike: agree on their values, then treat them as the others."""
         for parameter in self._parameters():
             if parameter not in self._hooked:
                 self._hook(parameter)
-                broadcast_tensors({self.names[parameter]: parameter})
-
-    def _finish(self) -> None:
-        import horovod.torch as hvd
-
-        parameters = self._parameters()
-        # A rank whose loss did not use a parameter sends zeros, or the others would wait for it for ever. Ranks also
-        # say who had a gradient: where nobody had, it stays None as in one process (weight decay must not act on it).
-        present = torch.ones(len(parameters))
-        missing = False
-        for index, parameter in enumerate(parameters):
-            if parameter not in self._in_flight:
-                if parameter.grad is None:
-                    missing = True
-                    present[index] = 0.0
-                    parameter.grad = torch.zeros_like(parameter)
-                self._send(parameter)
-        counted = hvd.allreduce_async_(present, name="gradients present", op=hvd.Sum)
-        with session().waiting():
-            for parameter, flight in self._in_flight.items():
-                hvd.synchronize(flight.handle)
-                self._land(parameter, flight)
-            hvd.synchronize(counted)
-        self._in_flight.clear()
-        if missing:
-            for index, parameter in enumerate(parameters):
-                if present[index] == 0.0:
-                    parameter.grad = None
-
-    def _land(self, parameter: nn.Parameter, flight: _InFlight) -> None:
-        if parameter.grad is not flight.gradient or flight.gradient._version != flight.version:
-            raise UserError(
-                f"the gradient of {self.names[parameter]} was changed between backward() and step(), while its average over the "
-                "ranks was under way (clipping, unscaling, zero_grad?). Call hvdtrain.torch.synchronize(optimizer) after "
-                "backward() and before you change gradients"
-            )
-        if flight.wire is not flight.gradient:
-            flight.gradient.copy_(flight.wire)
+                broadcast_tensors({self.exchange.names[parameter]: parameter})
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # The first of args is the optimizer itself.
@@ -181,20 +211,24 @@ class Synchronizer:
                 "optimizer.step(closure) cannot be synchronised: the closure would compute gradients inside the step, a "
                 "different number of times on each rank. Call backward() first, then step() without an argument"
             )
-        self.synchronize()
-        self._synchronized = False
-        self._step_began = time.perf_counter()
-        self._warm_up()
+        if not self._synchronized:
+            self.synchronize()
+        self.begin_step()
+        self.clock.start("optimizer")
+        self._set_rates()
 
-    def _warm_up(self) -> None:
-        """Lower the rates for this step only, so that schedulers, which set them between steps, never notice."""
+    def _set_rates(self) -> None:
+        """Set the rates for this step only, so that schedulers, which set them between steps, never notice."""
         factor = 1.0
-        if self.warmup_epochs > 0 and self.scaling != 1.0:
-            if self.steps_per_epoch is None:
-                raise UserError(
-                    "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train))"
-                )
-            factor = rates.warmup_factor(self.steps / self.steps_per_epoch, self.warmup_epochs, self.scaling)
+        if self.scaling != 1.0:
+            if self.warmup_steps:
+                factor = rates.warmup_factor(self.steps, self.warmup_steps, self.scaling)
+            elif self.warmup_epochs:
+                factor = rates.warmup_factor(self.epoch, self.warmup_epochs, self.scaling)
+        if self.schedule is not None:
+            factor *= self.schedule(self.epoch)
+        if self.adascale is not None:
+            factor *= self.adascale.gain
         self._scheduled_rates = [group["lr"] for group in self.optimizer.param_groups]
         if factor != 1.0:
             for group in self.optimizer.param_groups:
@@ -205,21 +239,41 @@ class Synchronizer:
         for group, rate in zip(self.optimizer.param_groups, self._scheduled_rates, strict=True):
             group["lr"] = rate
         self.steps += 1
-        self.seconds_optimizer += time.perf_counter() - self._step_began
+        self.clock.stop("optimizer")
         session().progress("training", self.steps)
+        if self.check_every and (self.steps == 1 or self.steps % self.check_every == 0):
+            replicas.check({self.exchange.names[p]: p for p in self._parameters()}, self.steps)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs_done if self.steps_per_epoch is None else self.epoch,
+            "rule": self.rule,
+            "scaling": self.scaling,
+            "base_rates": self.base_rates,
+            "adascale": self.adascale.state_dict() if self.adascale is not None else None,
+        }
 
-def broadcast_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Overwrite tensors with rank 0's, bit by bit: as bytes, since Horovod does not know every type (bfloat16)."""
-    import horovod.torch as hvd
+    def resume(self, state: dict[str, Any]) -> list[float]:
+        """Go on from `state_dict()`, once the optimizer has its state: its rates become those of this world.
 
-    with torch.no_grad(), session().waiting():
-        flights = []
-        for name, tensor in tensors.items():
-            dense = tensor.detach().contiguous()
-            handle = hvd.broadcast_async_(dense.reshape(-1).view(torch.uint8), 0, name=f"state.{name}")
-            flights.append((handle, tensor, dense))
-        for handle, tensor, dense in flights:
-            hvd.synchronize(handle)
-            if dense.data_ptr() != tensor.data_ptr():
-                tensor.copy_(dense)
+        Where nothing but the number of ranks has changed, a rate is base x rule(size), exactly; what a scheduler made of it stays.
+
+        Returns:
+            The factors by which rates have changed, by group.
+        """
+        self.steps = state["steps"]
+        self.origin = (self.steps, state["epochs"] or 0.0)
+        if self.adascale is not None and state["adascale"] is not None:
+            self.adascale.load_state_dict(state["adascale"])
+        factors = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            then = (state["base_rates"][index] if index < len(state["base_rates"]) else 1.0) * state["scaling"]
+            now = (self.base_rates[index] if index < len(self.base_rates) else 1.0) * self.scaling
+            factors.append(now / then)
+            if now != then:
+                group["lr"] = now if group["lr"] == then else group["lr"] * factors[-1]
+                if "initial_lr" in group:
+                    group["initial_lr"] *= factors[-1]
+        return factors

@@ -26,11 +26,16 @@ class ShardBatch:
         indices: of samples, shape (n,), n >= 1.
         samples: how many of them count: n, or 0 when the batch only keeps this rank in step with the others.
         weight: factor for the mean loss over `indices`; with it the average over ranks is the mean over the step's samples.
+        union: how many samples of all ranks count in this step.
+        position: of the first of `indices` in the order of the epoch; no other batch of the epoch has it, but of those that only
+            keep ranks in step.
     """
 
     indices: Indices
     samples: int
     weight: float
+    union: int
+    position: int
 
 
 def epoch_order(n_samples: int, seed: int, epoch: int, shuffle: bool = True) -> Indices:
@@ -59,25 +64,39 @@ def steps_per_epoch(n_samples: int, batch_size: int, size: int, uneven: Uneven) 
     return n_samples // together
 
 
-def shard(order: Indices, batch_size: int, rank: int, size: int, uneven: Uneven = "pad") -> Iterator[ShardBatch]:
+def steps_left(n_samples: int, batch_size: int, size: int, uneven: Uneven) -> int:
+    """Steps for what is left of an epoch that was begun before, maybe with another number of ranks; 0 when nothing is."""
+    together = batch_size * size
+    return -(-n_samples // together) if uneven == "pad" else n_samples // together
+
+
+def shard(
+    order: Indices, batch_size: int, rank: int, size: int, uneven: Uneven = "pad", start: int = 0
+) -> Iterator[ShardBatch]:
     """The batches of `rank` in one epoch; every rank gets the same number of them.
 
     A last step that the samples do not fill is shared out as evenly as possible (`pad`), or left out (`drop`).
 
     Args:
         order: from `epoch_order`, shape (n_samples,).
+        start: how many samples of the order all ranks together have trained on before.
     """
     together = batch_size * size
-    for step in range(steps_per_epoch(len(order), batch_size, size, uneven)):
-        union = order[step * together : (step + 1) * together]
+    steps = (
+        steps_left(len(order) - start, batch_size, size, uneven)
+        if start
+        else steps_per_epoch(len(order), batch_size, size, uneven)
+    )
+    for begin in range(start, start + steps * together, together):
+        union = order[begin : begin + together]
         share, extra = divmod(len(union), size)
         first = rank * share + min(rank, extra)
         mine = union[first : first + share + (rank < extra)]
         if len(mine):
-            yield ShardBatch(mine, len(mine), len(mine) * size / len(union))
+            yield ShardBatch(mine, len(mine), len(mine) * size / len(union), len(union), begin + first)
         else:
             # Every rank must take part in every step; a sample of weight nothing changes no gradient.
-            yield ShardBatch(union[:1], 0, 0.0)
+            yield ShardBatch(union[:1], 0, 0.0, len(union), begin)
 
 
 def share(n_samples: int, batch_size: int, rank: int, size: int) -> list[Indices]:

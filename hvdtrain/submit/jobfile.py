@@ -136,7 +136,7 @@ def _standard(given: Mapping[str, Any]) -> dict[str, JobOption]:
     parser = standard.parser(None, **{**_STAND_IN, **known})
     hidden = {f"--{key.replace('_', '-')}" for key in given.keys() | _STAND_IN.keys() if key not in known}
     result = {}
-    for name in standard.STANDARD_OPTIONS:
+    for name in (*standard.STANDARD_OPTIONS, *(["--strategy"] if known.get("strategies") else [])):
         action = parser._option_string_actions[name]
         choices = tuple(str(choice) for choice in action.choices) if action.choices is not None else None
         convert = action.type if callable(action.type) else None

@@ -49,7 +49,7 @@ def test_names_hold_what_was_asked_for_and_nothing_else() -> None:
 
 def test_a_cell_holds_the_job_defaults_but_does_not_pass_them() -> None:
     (cell,) = cells(Grid((2,), batch_sizes=(64,)))
-    assert (cell.batch_size, cell.epochs, cell.lr_rule, cell.seed) == (64, 9, "linear", 0)
+    assert (cell.batch_size, cell.epochs, cell.lr_rule, cell.seed) == (64, 9, "auto", 0)
     assert cell.arguments == ("--batch-size", "64")
 
 

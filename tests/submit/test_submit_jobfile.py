@@ -33,7 +33,7 @@ def test_standard_options_and_their_defaults(text: str) -> None:
     assert defaults == {
         "--epochs": 7, "--batch-size": 16, "--lr": 0.5, "--lr-rule": "sqrt", "--warmup-epochs": 0.0, "--seed": 0,
     }  # fmt: skip
-    assert set(found["--lr-rule"].choices or ()) == {"linear", "none", "sqrt"}
+    assert set(found["--lr-rule"].choices or ()) == {"adascale", "auto", "linear", "none", "sqrt"}
 
 
 def test_somebody_elses_parser_is_not_ours() -> None:

@@ -45,7 +45,7 @@ def test_a_study_from_beginning_to_end(submit: Submit, room: Path) -> None:
         "gpus": 1,
         "gpu_type": None,
         "batch_size": 8,
-        "lr_rule": "linear",
+        "lr_rule": "auto",
         "seed": 5,
         "epochs": 3,
         "settings": {"text": "it's $HOME"},

@@ -35,7 +35,7 @@ MISTAKES = [
     (["--gpus", "2", "--seeds", "5,5"], "5 is there twice"),
     (["--gpus", "2", "--epochs", "0"], "--epochs 1"),
     (["--gpus", "2", "--epochs", "1,2"], "legal is one whole number from 1"),
-    (["--gpus", "2", "--lr-rule", "quadratic"], "legal: linear, none, sqrt"),
+    (["--gpus", "2", "--lr-rule", "quadratic"], "legal: adascale, auto, linear, none, sqrt"),
     (["--gpus", "1", "--lr-rule", "linear,sqrt"], "every rule is the same at 1 rank"),
     (["--gpus", "2", "--set", "widht=3"], 'did you mean "--width"?'),
     (["--gpus", "2", "--set", "width"], "legal is key=value"),

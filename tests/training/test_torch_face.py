@@ -103,8 +103,8 @@ def test_fit_wants_the_distributed_optimizer_and_samples() -> None:
         ht.loader(data(0), 5)
     with pytest.raises(UserError, match="at least one sample"):
         ht.loader(data(), 0)
-    with pytest.raises(UserError, match='"pad", "drop"'):
-        ht.loader(data(), 5, uneven="join")
+    with pytest.raises(UserError, match='"pad", "drop", "join"'):
+        ht.loader(data(), 5, uneven="share")
     with pytest.raises(UserError, match="batch size of at most 10"):
         ht.loader(data(10), 11, uneven="drop")
 

@@ -17,7 +17,7 @@ def parse(*arguments: str) -> dict[str, object]:
 
 def test_defaults_are_the_jobs() -> None:
     assert parse() == {
-        "epochs": 30, "batch_size": 32, "lr": 0.01, "lr_rule": "linear", "warmup_epochs": 5, "seed": 0,
+        "epochs": 30, "batch_size": 32, "lr": 0.01, "lr_rule": "auto", "warmup_epochs": 5, "seed": 0,
     }  # fmt: skip
 
 
@@ -36,7 +36,16 @@ def test_every_standard_option_is_parsed() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", lr.RULES)
+def test_a_strategy_is_an_option_of_jobs_that_have_several(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = job.parser("a job", epochs=1, batch_size=1, lr=1, strategies=("horovod", "ddp"))
+    assert parser.parse_args([]).strategy == "horovod"
+    assert parser.parse_args(["--strategy", "ddp"]).strategy == "ddp"
+    with pytest.raises(SystemExit):
+        parse("--strategy", "ddp")
+    assert "unrecognized arguments: --strategy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", lr.CHOICES)
 def test_every_rule_is_an_option(rule: str) -> None:
     assert parse("--lr-rule", rule)["lr_rule"] == rule
 

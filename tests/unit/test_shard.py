@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
+from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_left, steps_per_epoch
 
 SAMPLES, BATCHES, SIZES = st.integers(1, 200), st.integers(1, 17), st.integers(1, 9)
 
@@ -104,3 +104,27 @@ def test_evaluation_covers_every_sample_once_and_in_order(n: int, batch: int, si
     assert all(1 <= len(part) <= batch for rank in ranks for part in rank)
     lengths = [sum(map(len, rank)) for rank in ranks]
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(SAMPLES, BATCHES, SIZES, SIZES, st.integers(0, 3), st.sampled_from(["pad", "drop"]))
+def test_an_epoch_begun_by_other_ranks_goes_on_where_they_stopped(
+    n: int, batch: int, before: int, after: int, steps: int, uneven: Uneven
+) -> None:
+    order = epoch_order(n, seed=3, epoch=1)
+    start = min(n, steps * batch * before)
+    rest = [list(shard(order, batch, rank, after, uneven, start)) for rank in range(after)] if start else []
+    seen = [sample for rank in rest for step in rank for sample in counted(step)]
+    left = order[start:].tolist() if start else []
+    if uneven == "drop":
+        left = left[: len(left) // (batch * after) * batch * after]
+    assert sorted(seen) == sorted(left)
+    assert {len(rank) for rank in rest} <= {steps_left(n - start, batch, after, uneven)}
+
+
+@given(SAMPLES, BATCHES, SIZES)
+def test_every_batch_that_counts_has_a_position_of_its_own(n: int, batch: int, size: int) -> None:
+    order = epoch_order(n, seed=3, epoch=1)
+    steps = [step for rank in all_ranks(n, batch, size) for step in rank if step.samples]
+    assert len({step.position for step in steps}) == len(steps)
+    assert all(order[step.position] == step.indices[0] for step in steps)
+    assert sum(step.union for step in all_ranks(n, batch, size)[0]) == n

@@ -1,0 +1,287 @@
+"""Checkpoints of a torch training: everything that a resumed run needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hvdtrain import record, stop
+from hvdtrain._torch import generators
+from hvdtrain._torch.batch_norm import statistics
+from hvdtrain._torch.distribute import synchronizer_of
+from hvdtrain._torch.loader import TrainLoader
+from hvdtrain._torch.start import from_rank_zero, gather_objects, world
+from hvdtrain._torch.synchronizer import agreed_stop
+from hvdtrain.checkpoint import CheckpointError, Saved, Store
+
+_VERSION = 1
+
+
+class Stateful(Protocol):
+    """A scheduler, a loss scaler, and whatever else has a state to keep."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class AgreedCheckpointError(CheckpointError):
+    """Rank 0 could not read or write; all ranks raise it."""
+
+    agreed = True
+
+
+class Checkpoints:
+    """Saves and restores a training, all ranks together; rank 0 writes. `fit` makes one by itself.
+
+    At the same number of ranks a resumed run goes on bit by bit (on CPUs). At another number it keeps weights, momentum and steps,
+    and takes the learning rate that the rule gives for the new number.
+
+    Args:
+        model: from `distribute`.
+        optimizer: from `distribute`.
+        loader: of training batches, to go on in the middle of an epoch.
+        folder: None for `checkpoints` in the run folder; without one, `save` and `resume` do nothing.
+        keep: how many of the newest to keep, besides the best.
+        states: schedulers, a GradScaler, ..., by name: all that has `state_dict` and `load_state_dict`.
+        watch: from now on a signal sets a flag only, which `stop_if_asked` looks at; False where something else does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: TrainLoader | None = None,
+        *,
+        folder: Path | str | None = None,
+        keep: int = 2,
+        states: Mapping[str, Stateful] | None = None,
+        watch: bool = True,
+    ) -> None:
+        run = record.run_dir()
+        chosen = Path(folder) if folder is not None else run / "checkpoints" if run is not None else None
+        self.store = Store(chosen, keep) if chosen is not None else None
+        self.history: list[dict[str, Any]] = []
+        self._model = plain(model)
+        self._optimizer = optimizer
+        self._synchronizer = synchronizer_of(optimizer)
+        self._loader = loader
+        self._states = dict(states or {})
+        if watch:
+            _watch()
+        self.partials: list[dict[str, Any]] = []
+
+    def save(
+        self, epoch: int, score: float | None = None, *, within: bool = False, partial: dict[str, Any] | None = None
+    ) -> Path | None:
+        """Write a checkpoint. All ranks must call it, after the same step.
+
+        Args:
+            epoch: finished epochs.
+            score: of the model, higher is better; the best one is kept.
+            within: the epoch after them is under way, even though its last batch was given.
+            partial: what this rank has to remember of an epoch under way; plain values and tensors.
+
+        Returns:
+            Where it is, on every rank; None without a folder.
+
+        Raises:
+            CheckpointError: it could not be written, on any rank; the one before is intact.
+        """
+        if self.store is None:
+            return None
+        own = {
+            "generators": generators.state(),
+            "loader": self._loader.state_dict(within) if self._loader is not None else None,
+            "statistics": {name: value.cpu().clone() for name, value in statistics(self._model).items()},
+            "partial": partial,
+        }
+        ranks = gather_objects(own)
+        problem = ""
+        path: Path | None = None
+        if world().rank == 0:
+            try:
+                path = self._write(epoch, score, ranks).path
+            except CheckpointError as error:
+                problem = str(error)
+        problem, path = from_rank_zero((problem, path))
+        if problem:
+            raise AgreedCheckpointError(problem)
+        return path if isinstance(path, Path) else None
+
+    def _write(self, epoch: int, score: float | None, ranks: Sequence[dict[str, Any]]) -> Saved:
+        assert self.store is not None
+        model = self._model.state_dict()
+        for name in statistics(self._model):
+            # As `average_statistics` would, but of the copy: the ranks go on with their own.
+            total = torch.stack([rank["statistics"][name].double() for rank in ranks]).mean(0)
+            model[name] = total.to(model[name].dtype)
+        payload = {
+            "version": _VERSION,
+            "size": world().size,
+            "model": model,
+            "optimizer": self._optimizer.state_dict(),
+            "synchronizer": self._synchronizer.state_dict(),
+            "states": {name: state.state_dict() for name, state in self._states.items()},
+            "ranks": list(ranks),
+            "history": self.history,
+            "epoch": epoch,
+        }
+        facts = {"world_size": world().size, "rule": self._synchronizer.rule}
+        return self.store.save(
+            lambda file: _write_payload(payload, file),
+            epoch=epoch,
+            step=self._synchronizer.steps,
+            score=score,
+            facts=facts,
+        )
+
+    def resume(self) -> int:
+        """Go on from the newest intact checkpoint, and say so. All ranks must call it, after `distribute`.
+
+        Returns:
+            Finished epochs; 0 when there is no checkpoint.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be read or belongs to this model.
+        """
+        if self.store is None:
+            return 0
+        problem, content, path = "", None, None
+        if world().rank == 0:
+            try:
+                saved = self.store.newest(_say)
+                if saved is not None:
+                    path, content = saved.path, saved.path.read_bytes()
+            except (CheckpointError, OSError) as error:
+                problem = str(error)
+        problem, content, path = from_rank_zero((problem, content, path))
+        if problem:
+            raise AgreedCheckpointError(problem)
+        if content is None:
+            return 0
+        return self._restore(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True), path)
+
+    def _restore(self, payload: dict[str, Any], path: Path | None) -> int:
+        try:
+            self._model.load_state_dict(payload["model"])
+            self._optimizer.load_state_dict(payload["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise AgreedCheckpointError(
+                f"checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}). "
+                "To train from the start, move its folder away"
+            ) from None
+        changed = self._synchronizer.resume(payload["synchronizer"])
+        for name, state in self._states.items():
+            if name in payload["states"]:
+                state.load_state_dict(payload["states"][name])
+                _rescale_scheduler(state, changed)
+        ranks, rank = payload["ranks"], world().rank
+        lost = ""
+        if self._loader is not None and ranks[0]["loader"] is not None:
+            lost = self._loader.load_state_dict([each["loader"] for each in ranks], rank)
+        own = [each["partial"] for each in ranks if each["partial"] is not None]
+        if len(ranks) == world().size:
+            generators.restore(ranks[rank]["generators"])
+            buffers = statistics(self._model)
+            for name, value in ranks[rank]["statistics"].items():
+                buffers[name].copy_(value)
+            self.partials = own[rank : rank + 1]
+        elif not lost:
+            # Sums over ranks come out right wherever the parts are.
+            self.partials = own if rank == 0 else [{} for _ in own[:1]]
+        self.history = payload["history"]
+        if rank == 0:
+            epoch, step = payload["epoch"], self._synchronizer.steps
+            ranks_then = "" if len(ranks) == world().size else f" of {len(ranks)} ranks"
+            _say(f"going on after epoch {epoch}, step {step}, from {path}{ranks_then}{f'; {lost}' if lost else ''}")
+        return int(payload["epoch"])
+
+    def stop_if_asked(self, epoch: int, score: float | None = None, **details: Any) -> None:
+        """After a step or an epoch: when the ranks have agreed to stop, save and end. All ranks must call it.
+
+        Raises:
+            Stopped: ends the process with the status that means "start me again".
+        """
+        if not agreed_stop():
+            return
+        raise stopped(self.save(epoch, score, **details), self._synchronizer.steps)
+
+
+def stopped(path: Path | None, step: int) -> stop.Stopped:
+    """What all ranks raise after an agreed stop."""
+    left = f"checkpoint {path}" if path is not None else "no checkpoint, for there is no folder for one"
+    return stop.Stopped(f"all ranks stopped after step {step}, asked by {stop.name(agreed_stop())}; {left}")
+
+
+def stop_requested() -> bool:
+    """Have all ranks agreed, in the last `optimizer.step()`, to stop because one was asked to? The same on every rank."""
+    _watch()
+    return agreed_stop() != 0
+
+
+_watched = False
+
+
+def _watch() -> None:
+    """Signals set a flag from now on, which `optimizer.step()` carries to all ranks."""
+    global _watched
+    if not _watched:
+        stop.watch_always()
+        _watched = True
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The user's module, out of DDP and torch.compile."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    compiled_from = getattr(model, "_orig_mod", model)
+    assert isinstance(compiled_from, nn.Module)
+    return compiled_from
+
+
+class _Remembering:
+    """A file that remembers why a write failed: torch.save makes another error of it, which says nothing of a full disk."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write_payload(payload: dict[str, Any], file: IO[bytes]) -> None:
+    remembering = _Remembering(file)
+    try:
+        torch.save(payload, cast("IO[bytes]", remembering))
+    except RuntimeError:
+        if remembering.error is not None:
+            raise remembering.error from None
+        raise
+
+
+def _rescale_scheduler(state: Stateful, factors: list[float]) -> None:
+    """torch's schedulers remember the rates that they began with."""
+    begun = getattr(state, "base_lrs", None)
+    if begun is not None:
+        state.base_lrs = [rate * factor for rate, factor in zip(begun, factors, strict=True)]  # type: ignore[attr-defined]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

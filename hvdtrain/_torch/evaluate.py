@@ -1,0 +1,57 @@
+"""Loss and accuracy of a model over the data of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain._torch.batch_norm import average_statistics
+from hvdtrain._torch.loader import ValidationLoader
+from hvdtrain._torch.meter import Meter
+from hvdtrain._torch.precision import Precision
+from hvdtrain._torch.start import session, world
+
+
+def evaluate(
+    model: nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    validation: ValidationLoader,
+    precision: Precision | str = "fp32",
+) -> tuple[float, float | None]:
+    """Mean loss and accuracy over all samples of `validation`, exactly, on every rank.
+
+    All ranks must call it. Statistics of batch-norms are averaged over the ranks first. Accuracy is None when the output is not
+    one score per class, shape (n, classes).
+    """
+    if isinstance(precision, str):
+        precision = Precision(precision, world().device)
+    average_statistics(model)
+    meter = Meter()
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in validation:
+                input, target = moved(batch, world().device)
+                with precision.autocast():
+                    output = model(input)
+                    value = loss(output, target)
+                meter.add(value, output, target, len(target))
+                session().progress("validation")
+    finally:
+        model.train(was_training)
+    mean_loss, accuracy, _ = meter.over_ranks()
+    return mean_loss, accuracy
+
+
+def moved(batch: Any, device: str) -> tuple[Any, Any]:
+    """Input and target of a batch, on the device where they are tensors."""
+    input, target = batch
+    return _moved(input, device), _moved(target, device)
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,158 @@
+"""Gradients on their way between ranks: dense ones averaged in place, sparse ones gathered, and a few numbers along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain._torch.collectives import Flight
+from hvdtrain._torch.start import collectives, session, world
+from hvdtrain.errors import UserError
+
+COMPRESSIONS = ("none", "fp16")
+
+# What Horovod cannot put on the wire goes as single precision, and comes back as what it was.
+_WIRE_TYPES = (torch.float32, torch.float64, torch.float16)
+
+
+@dataclass
+class _InFlight:
+    """One gradient on its way: `wire` is the gradient itself, or a copy in a form that can travel.
+
+    Horovod writes the average into memory behind torch's back, so a `version` that has changed means that somebody else wrote
+    there too. A sparse gradient travels as two messages: its indices and its values.
+    """
+
+    flights: list[Flight]
+    gradient: torch.Tensor
+    wire: torch.Tensor
+    version: int
+
+
+@dataclass
+class Exchange:
+    """Averages gradients over the ranks.
+
+    Attributes:
+        names: of the parameters, the same on every rank.
+        sparse: parameters whose gradients stay sparse.
+        compression: "fp16" sends single and double precision as half.
+        measure: add up `local_square` while sending.
+        local_square: square norm of this rank's own gradients of this step.
+    """
+
+    names: dict[nn.Parameter, str]
+    sparse: set[nn.Parameter]
+    compression: str = "none"
+    measure: bool = False
+    local_square: torch.Tensor | float = 0.0
+    _in_flight: dict[nn.Parameter, _InFlight] = field(default_factory=dict)
+
+    def started(self, parameter: nn.Parameter) -> bool:
+        """Is the gradient of `parameter` under way?"""
+        return parameter in self._in_flight
+
+    def start(self, parameter: nn.Parameter) -> None:
+        """Begin to average the gradient of `parameter`; where it was not computed it must be zeros by now, or stays sparse."""
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse and parameter not in self.sparse:
+            # One that no module announced: a rank without it could not know that it must gather instead of add.
+            gradient = parameter.grad = gradient.to_dense()
+        if parameter in self.sparse:
+            if gradient is None:
+                gradient = parameter.grad = _empty_sparse(parameter)
+            elif not gradient.is_sparse:
+                gradient = parameter.grad = gradient.to_sparse(1)
+            gradient = parameter.grad = gradient.coalesce()
+        assert gradient is not None
+        if self.measure:
+            values = gradient.values() if gradient.is_sparse else gradient
+            self.local_square = self.local_square + torch.linalg.vector_norm(values.detach()).double() ** 2
+        name = f"gradient.{self.names[parameter]}"
+        if gradient.is_sparse:
+            wire = self._wire(gradient.values())
+            flights = [
+                collectives().start_allgather(gradient.indices().t().contiguous(), f"{name}.indices"),
+                collectives().start_allgather(wire, f"{name}.values"),
+            ]
+        else:
+            wire = self._wire(gradient)
+            flights = [collectives().start_allreduce(wire, name, average=True)]
+        self._in_flight[parameter] = _InFlight(flights, gradient, wire, gradient._version)
+
+    def finish(self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]) -> list[float]:
+        """Wait until every gradient is the average over all ranks, whichever ranks computed it.
+
+        Args:
+            parameters: those of the optimizer; none of them when something else averages gradients.
+            numbers: of this rank, shape (n,), to be summed over the ranks in the same message as what else they tell each other.
+
+        Returns:
+            The sums, shape (n,).
+        """
+        # A rank whose loss did not use a parameter sends zeros, or the others would wait for it for ever. Ranks also
+        # say who had a gradient: where nobody had, it stays None as in one process (weight decay must not act on it).
+        present = [float(parameter.grad is not None) for parameter in parameters]
+        for parameter in parameters:
+            if parameter not in self._in_flight:
+                if parameter.grad is None and parameter not in self.sparse:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.start(parameter)
+        local = float(self.local_square) if self.measure else 0.0
+        told = torch.tensor([*present, *numbers, local], dtype=torch.float64)
+        counted = collectives().start_allreduce(told, "step", average=False)
+        with session().waiting():
+            for parameter, flight in self._in_flight.items():
+                self._land(parameter, flight)
+            sums = [float(value) for value in collectives().wait(counted).tolist()]
+        self._in_flight.clear()
+        for had, total, parameter in zip(present, sums, parameters, strict=False):
+            if not had and total == 0.0:
+                parameter.grad = None
+        self.local_square = sums[-1]
+        return sums[len(parameters) : -1]
+
+    def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In a form that can travel, the tensor itself where it can."""
+        if self.compression == "fp16" and tensor.dtype in (torch.float32, torch.float64):
+            return tensor.half()
+        # bfloat16 reaches further than half precision, so it goes as single even when half is asked for.
+        return (tensor if tensor.dtype in _WIRE_TYPES else tensor.float()).contiguous()
+
+    def _land(self, parameter: nn.Parameter, flight: _InFlight) -> None:
+        landed = [collectives().wait(each) for each in flight.flights]
+        if parameter.grad is not flight.gradient or flight.gradient._version != flight.version:
+            raise UserError(
+                f"the gradient of {self.names[parameter]} was changed between backward() and step(), while its average over the "
+                "ranks was under way (clipping, unscaling, zero_grad?). Call hvdtrain.torch.synchronize(optimizer) after "
+                "backward() and before you change gradients"
+            )
+        if flight.gradient.is_sparse:
+            indices, values = landed
+            mean = values.to(parameter.dtype) / world().size
+            shape = tuple(parameter.shape)
+            parameter.grad = torch.sparse_coo_tensor(indices.t(), mean, shape, check_invariants=False).coalesce()
+        elif flight.wire is not flight.gradient:
+            flight.gradient.copy_(flight.wire)
+
+
+def _empty_sparse(parameter: nn.Parameter) -> torch.Tensor:
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = parameter.new_empty((0, *parameter.shape[1:]))
+    return torch.sparse_coo_tensor(indices, values, tuple(parameter.shape), check_invariants=False)
+
+
+def sparse_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[nn.Parameter]:
+    """Parameters whose gradients are sparse, as the model and the optimizer tell before there is a gradient."""
+    found: set[Any] = {
+        module.weight
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        found |= {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return found

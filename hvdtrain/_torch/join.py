@@ -1,0 +1,153 @@
+"""Data of its own on each rank, of different or unknown length: who is through goes on without weight until all are.
+
+Horovod's `join` divides by the number of all ranks, also of those that are through, and leaves them with other parameters. Here
+the ranks tell each other, one batch ahead and while a step is computed, how many samples they bring to the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from hvdtrain._torch.collectives import Flight
+from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
+from hvdtrain._torch.workers import Seeded, Worker, seed_from
+from hvdtrain.data.shard import epoch_order
+from hvdtrain.errors import UserError
+
+
+class JoinLoader:
+    """Batches of this rank's own data; attributes as those of `Loader`.
+
+    A rank that is through gives its last batch again, with `samples` 0 and `weight` 0.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], batch_size: int, shuffle: bool, seed: int, options: dict[str, Any]
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.epoch = 1
+        self.samples = 0
+        self.weight = 1.0
+        self.union = 0
+        self.seed = seed
+        self._shuffle = shuffle
+        self._options = options
+        self._consumed = 0
+        self._batches = 0
+        self._skip = 0
+        self._under_way = False
+        self._iterable = isinstance(dataset, IterableDataset)
+        if not self._iterable and len(cast(Sized, dataset)) == 0:
+            raise _nothing()
+        # Samples of all ranks in an epoch, as far as anybody knows.
+        known = 0 if self._iterable else len(cast(Sized, dataset))
+        total, unknown = sum_over_ranks([known, float(self._iterable)])
+        self._total = 0 if unknown else int(total)
+
+    @property
+    def steps(self) -> int | None:
+        """Not known: the ranks' data may have any length."""
+        return None
+
+    @property
+    def left(self) -> int | None:
+        """Not known either."""
+        return None
+
+    @property
+    def fraction(self) -> float:
+        """Share of the epoch that was given so far: 0.0 where nobody knows its length, as in a first epoch of iterables."""
+        return min(1.0, self._consumed / self._total) if self._total else 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, which ends on all ranks at once."""
+        number = self.epoch
+        self.epoch += 1
+        own = iter(self._data(number))
+        if not self._skip:
+            self._consumed = self._batches = 0
+        for _ in range(self._skip):
+            next(own, None)
+        self._skip = 0
+        self._under_way = True
+        last: Any = None
+        upcoming = next(own, None)
+        flight = self._tell(upcoming)
+        while total := self._told(flight, upcoming):
+            current, samples = upcoming, _samples(upcoming)
+            if current is None:
+                current = last
+            if current is None:
+                raise _nothing()
+            last = current
+            upcoming = next(own, None)
+            flight = self._tell(upcoming)
+            self.samples, self.union, self.weight = samples, total, samples * world().size / total
+            self._consumed += total
+            self._batches += samples > 0
+            yield current
+        self._total = self._consumed
+        self._under_way = False
+
+    def _tell(self, batch: Any) -> Flight | None:
+        """Begin to tell the others how many samples this rank brings to the next step."""
+        if world().size == 1:
+            return None
+        count = torch.tensor([float(_samples(batch))], dtype=torch.float64)
+        return collectives().start_allreduce(count, "samples of the next step", average=False)
+
+    def _told(self, flight: Flight | None, batch: Any) -> int:
+        """Samples of all ranks in the next step."""
+        if flight is None:
+            return _samples(batch)
+        with session().waiting():
+            return int(collectives().wait(flight).item())
+
+    def _data(self, number: int) -> DataLoader[Any]:
+        options, seeds = {"generator": torch.Generator(), **self._options}, (self.seed, number, world().rank)
+        if options.get("num_workers"):
+            options["worker_init_fn"] = Worker(options.get("worker_init_fn"), seeds if self._iterable else ())
+        if self._iterable:
+            return DataLoader(self.dataset, batch_size=self.batch_size, **options)
+        order = epoch_order(len(cast(Sized, self.dataset)), seed_from(self.seed, world().rank), number, self._shuffle)
+        batches = [
+            [seed_from(*seeds, begin), *order[begin : begin + self.batch_size].tolist()]
+            for begin in range(0, len(order), self.batch_size)
+        ]
+        return DataLoader(Seeded(self.dataset), batch_sampler=batches, **options)
+
+    def state_dict(self, within: bool = False) -> dict[str, Any]:
+        """The epoch under way and how many batches of it this rank has given; `within` as for `Loader`."""
+        under_way = within or self._under_way
+        given = {"batches": self._batches, "consumed": self._consumed} if under_way else {"batches": 0, "consumed": 0}
+        return {"epoch": self.epoch - under_way, "total": self._total, **given}
+
+    def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:
+        """Go on where `state_dict()` was; with another number of ranks at the beginning of that epoch."""
+        self.epoch = states[0]["epoch"]
+        self._total = states[0]["total"]
+        if len(states) == world().size:
+            self._skip = self._batches = states[rank]["batches"]
+            self._consumed = states[rank]["consumed"]
+            return ""
+        if states[0]["consumed"]:
+            return f"the ranks' data is shared out anew, so epoch {self.epoch} begins again"
+        return ""
+
+
+def _samples(batch: Any) -> int:
+    """Of a batch as the collate function made it: the length of its first tensor."""
+    while isinstance(batch, (list, tuple, dict)):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch), None)
+    return 0 if batch is None else len(batch)
+
+
+def _nothing() -> UserError:
+    return UserError(
+        f'rank {world().rank} on {world().node} has no sample at all; with uneven="join" every rank needs one to keep in step with'
+    )

@@ -1,0 +1,86 @@
+"""Loss and accuracy of all ranks' samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from hvdtrain._torch.start import sum_over_ranks
+from hvdtrain._torch.synchronizer import agree_to_stop, own_stop
+from hvdtrain.errors import UserError
+
+# Reading a number from a GPU waits for it, so there it is looked at only every so many batches.
+_GPU_LOOKS_EVERY = 20
+
+
+class Meter:
+    """Sums of loss, samples and hits of this rank; `over_ranks` gives the world's means."""
+
+    def __init__(self) -> None:
+        self._loss: torch.Tensor | float = 0.0
+        self._hits: torch.Tensor | int = 0
+        self.samples = 0
+        self._classified = True
+        self._batches = 0
+        self._finite = True
+
+    def add(self, loss: torch.Tensor, output: Any, target: Any, samples: int) -> None:
+        """One batch: its mean loss and what it was computed from; `samples` of it count."""
+        self._batches += 1
+        if samples == 0:
+            return
+        detached = loss.detach()
+        on_cpu = not detached.is_cuda
+        self._loss += float(detached) * samples if on_cpu else detached.double() * samples
+        self.samples += samples
+        self._classified = self._classified and _is_classification(output, target)
+        if self._classified:
+            hits = (output.detach().argmax(dim=1) == target).sum()
+            self._hits += int(hits) if on_cpu else hits
+        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
+            self._finite = math.isfinite(self._loss)
+
+    @property
+    def finite(self) -> bool:
+        """Were all losses numbers, as far as this rank has looked?"""
+        return self._finite
+
+    def over_ranks(self) -> tuple[float, float | None, int]:
+        """Mean loss and accuracy (None where the task is not a classification) over all samples of all ranks, and their number.
+
+        The ranks also tell each other who was asked to stop.
+        """
+        own = [float(self._loss), self.samples, float(self._hits), not self._classified, *own_stop()]
+        loss, samples, hits, not_classified, *asked = sum_over_ranks(own)
+        agree_to_stop(asked)
+        if samples == 0:
+            raise UserError("no rank had a sample")
+        return loss / samples, None if not_classified else hits / samples, int(samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's sums."""
+        return {
+            "loss": float(self._loss),
+            "hits": int(self._hits),
+            "samples": self.samples,
+            "classified": self._classified,
+        }
+
+    def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
+        """Go on from the sums of these ranks together."""
+        self._loss = math.fsum(state["loss"] for state in states) if len(states) != 1 else states[0]["loss"]
+        self._hits = sum(state["hits"] for state in states)
+        self.samples = sum(state["samples"] for state in states)
+        self._classified = all(state["classified"] for state in states)
+
+
+def _is_classification(output: Any, target: Any) -> bool:
+    return (
+        isinstance(output, torch.Tensor)
+        and isinstance(target, torch.Tensor)
+        and output.ndim == 2
+        and target.ndim == 1
+        and not target.is_floating_point()
+    )

@@ -1,0 +1,226 @@
+"""One epoch of training after another, in step on all ranks: what `fit` drives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hvdtrain import record
+from hvdtrain._torch.checkpoints import Checkpoints
+from hvdtrain._torch.evaluate import evaluate, moved
+from hvdtrain._torch.loader import TrainLoader, ValidationLoader
+from hvdtrain._torch.meter import Meter
+from hvdtrain._torch.noise import NoiseScale
+from hvdtrain._torch.precision import Precision
+from hvdtrain._torch.start import world
+from hvdtrain._torch.synchronizer import Synchronizer
+from hvdtrain.errors import Diverged
+from hvdtrain.record import Epoch
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+#: Optimizer steps between two measurements of the gradient noise.
+NOISE_EVERY = 50
+
+
+@dataclass
+class _Group:
+    """Batches whose gradients make one optimizer step together."""
+
+    batches: int = 0
+    union: int = 0
+    full: bool = True
+    first_square: float | None = None
+
+
+@dataclass
+class Trainer:
+    """The parts of one training, and its loop over one epoch."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    synchronizer: Synchronizer
+    loss: Loss
+    train: TrainLoader
+    validation: ValidationLoader | None
+    precision: Precision
+    accumulate: int
+    clip_norm: float | None
+    checkpoints: Checkpoints
+
+    def epoch(self, partials: list[dict[str, Any]]) -> Epoch:
+        """Train for one epoch, or for what `partials`, of ranks that stopped in it, leave of it; then evaluate.
+
+        Raises:
+            Diverged: a loss is no longer a number, in this step on some rank.
+            Stopped: the ranks have agreed to stop.
+        """
+        self._number = self.train.epoch
+        self._meter, self._noise = Meter(), NoiseScale()
+        self._norm: float | None = None
+        elapsed = 0.0
+        if partials and partials[0]:
+            self._meter.load_state_dicts([each["meter"] for each in partials])
+            self._noise = NoiseScale(**partials[0]["noise"])
+            elapsed = float(partials[0]["seconds"])
+        # Where in the epoch the coming step begins, in fractions of it.
+        self._reached = self.train.fraction if partials else 0.0
+        self.synchronizer.clock.reset()
+        self._began = time.perf_counter() - elapsed
+        self.model.train()
+        self._steps()
+        train_loss, train_acc, samples = self._meter.over_ranks()
+        trained = time.perf_counter()
+        # Asked to stop by now, the evaluation is left to the run that goes on.
+        self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=self._partial())
+        val_loss, val_acc = None, None
+        if self.validation is not None:
+            val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision)
+        ended = time.perf_counter()
+        self.synchronizer.epochs_done = float(self._number)
+        clock = self.synchronizer.clock
+        return Epoch(
+            epoch=self._number,
+            train_loss=train_loss,
+            train_acc=train_acc,
+            val_loss=val_loss,
+            val_acc=val_acc,
+            lr=self.synchronizer.last_rate,
+            samples=samples,
+            seconds=ended - self._began,
+            **{f"seconds_{phase}": clock.seconds(phase) for phase in self._phases()},
+            seconds_val=ended - trained if self.validation is not None else 0.0,
+            samples_per_second=samples / (trained - self._began),
+            grad_norm=self._norm,
+            noise_scale=self._noise.value(),
+            restart=record.restart_count(),
+        )
+
+    def diverged(self) -> Epoch:
+        """The record of an epoch that ended in no number."""
+        return Epoch(
+            epoch=self._number,
+            train_loss=float("nan"),
+            lr=self.synchronizer.last_rate,
+            seconds=time.perf_counter() - self._began,
+            restart=record.restart_count(),
+        )
+
+    def _phases(self) -> tuple[str, ...]:
+        """What can be told apart: DDP waits for the other ranks inside the backward pass."""
+        measured = ("data", "forward", "backward", "optimizer")
+        return measured if self.synchronizer.ddp is not None else (*measured, "allreduce")
+
+    def _steps(self) -> None:
+        clock, group, given = self.synchronizer.clock, _Group(), 0
+        left = self.train.left
+        batches = iter(self.train)
+        while True:
+            clock.start("data")
+            batch = next(batches, None)
+            if batch is not None:
+                input, target = moved(batch, world().device)
+            clock.stop("data")
+            if batch is None:
+                break
+            given += 1
+            last = group.batches + 1 == self.accumulate or given == left
+            self._batch(input, target, group, last)
+            if last:
+                self._step(group, ended=given == left)
+                group = _Group()
+        if group.batches:
+            # Nobody could know that the epoch would end here: what was kept back goes now.
+            self._step(group, ended=True)
+
+    def _batch(self, input: Any, target: Any, group: _Group, last: bool) -> None:
+        """Forward and backward pass of one batch; gradients travel with the `last` one of the group."""
+        clock, train, full = self.synchronizer.clock, self.train, self.train.batch_size * world().size
+        group.batches += 1
+        group.union += train.union
+        group.full = group.full and train.union == full
+        with clock.phase("forward"), self.precision.autocast():
+            output = self.model(input)
+            value = self.loss(output, target)
+        self._meter.add(value, output, target, train.samples)
+        self.precision.tell(self.synchronizer)
+        measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
+        if last:
+            self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
+            self.synchronizer.not_finite = not self._meter.finite
+        weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
+        with clock.phase("backward"), nullcontext() if last else self.synchronizer.no_sync():
+            self.precision.scaled(value * weight if weight != 1.0 else value).backward()
+        if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
+            group.first_square = self.synchronizer.square_norm()
+
+    def _step(self, group: _Group, ended: bool) -> None:
+        synchronizer = self.synchronizer
+        synchronizer.epochs_done = self._number - 1 + self._reached
+        synchronizer.synchronize()
+        self._reached = self.train.fraction
+        if synchronizer.diverged:
+            rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
+            raise Diverged(
+                f"the training loss is no longer a number in epoch {self._number}, step {synchronizer.steps + 1}, at learning rate "
+                f"{rate:g}; try a lower --lr, --lr-rule sqrt or none, or more --warmup-epochs"
+            )
+        with synchronizer.clock.phase("optimizer"):
+            self._rescale(group)
+            self._measure(group)
+            if self.clip_norm is not None or ended:
+                self.precision.unscale(self.optimizer)
+            if ended:
+                self._norm = synchronizer.square_norm() ** 0.5
+            if self.clip_norm is not None:
+                _clip(self.optimizer, self.clip_norm)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+        if not ended:
+            self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=self._partial())
+
+    def _rescale(self, group: _Group) -> None:
+        """Each batch was weighted by its share of a full one; together they must weigh 1."""
+        if self.accumulate == 1:
+            return
+        factor = self.train.batch_size * world().size / group.union
+        for parameter in _with_gradient(self.optimizer):
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor)
+
+    def _measure(self, group: _Group) -> None:
+        """Noise of the gradient, in steps where it is looked at."""
+        synchronizer, size, batch = self.synchronizer, world().size, self.train.batch_size
+        small, big = batch * (group.batches if size > 1 else 1), batch * group.batches * size
+        if not synchronizer.exchange.measure or not group.full or big <= small:
+            return
+        unscale = synchronizer.loss_scale**-2
+        if size > 1:
+            # Sums of several batches travelled, not yet their mean.
+            small_square = float(synchronizer.exchange.local_square) / size / group.batches**2
+        elif group.first_square is not None:
+            small_square = group.first_square
+        else:
+            return
+        self._noise.add(small_square * unscale, synchronizer.square_norm() * unscale, small, big)
+
+    def _partial(self) -> dict[str, Any]:
+        """What this rank has to remember of the epoch."""
+        seconds = time.perf_counter() - self._began
+        return {"meter": self._meter.state_dict(), "noise": asdict(self._noise), "seconds": seconds}
+
+
+def _with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+
+
+def _clip(optimizer: Optimizer, most: float) -> None:
+    """Scale the averaged gradient down to this norm; the same on every rank."""
+    nn.utils.clip_grad_norm_(list(_with_gradient(optimizer)), most)

@@ -1,0 +1,110 @@
+"""Loader workers that stay until training lets them go, and random numbers for augmentation that a resumed run repeats."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
+
+from hvdtrain import stop
+
+_PR_SET_PDEATHSIG = 1
+
+
+def seed_from(*parts: int) -> int:
+    """A seed of 63 bits that differs whenever one of `parts` does."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch's CPU."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    # torch.manual_seed would seed the GPUs too, whose numbers belong to the model.
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(cpu)
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose augmentations draw from generators seeded for each batch.
+
+    So they do not depend on workers, nor on where training was interrupted; and the numbers that the model draws (dropout) do not
+    depend on them. Indices come as `[seed, index, index, ...]`.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+        self._may_draw = not _is_fixed(dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        seed, *wanted = indices
+        if not self._may_draw:
+            return self._get(wanted)
+        if get_worker_info() is not None:
+            seed_generators(seed)
+            return self._get(wanted)
+        with _kept_generators():
+            seed_generators(seed)
+            return self._get(wanted)
+
+    def _get(self, indices: list[int]) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        found: list[Any] = several(indices) if several is not None else [self.dataset[index] for index in indices]
+        return found
+
+
+def _is_fixed(dataset: Dataset[Any]) -> bool:
+    """Does it surely draw no random number? Seeding for each batch would cost a small model's step some percent."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
+
+
+class Worker:
+    """`worker_init_fn` of every loader.
+
+    A signal to the whole process group asks the ranks to stop; workers that died of it would take the step with them that ranks
+    still have to finish. They end with their rank, however that ends.
+
+    Args:
+        then: the user's own.
+        seeds: for a data set that no index reaches: workers' generators are seeded from these and the worker's number.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None, seeds: tuple[int, ...] = ()) -> None:
+        self._then = then
+        self._seeds = seeds
+
+    def __call__(self, worker: int) -> None:
+        for number in stop.SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if torch.multiprocessing.get_start_method(allow_none=True) != "forkserver":
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == 1:  # the rank died before
+                os._exit(1)
+        if self._seeds:
+            seed_generators(seed_from(*self._seeds, worker))
+        if self._then is not None:
+            self._then(worker)

@@ -1,0 +1,110 @@
+"""Checkpoints of a loop of one's own: another number of ranks, kills while saving, damage, a full disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvdtrain.torch as ht
+from tests.training.scenarios import samples
+from tests.worlds import Ended, run_world
+
+LOOP = Path(__file__).with_name("own_loop_job.py")
+SAVE = Path(__file__).with_name("save_job.py")
+BASE = 0.013
+
+
+def loop(ranks: int, steps: int, folder: Path, rule: str = "linear") -> dict[str, Any]:
+    ended = start_loop(ranks, steps, folder, rule)
+    assert ended.status == 0, ended.err
+    result: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return result | {"err": ended.err}
+
+
+def start_loop(ranks: int, steps: int, folder: Path, rule: str = "linear", *options: str) -> Ended:
+    launcher = "none" if ranks == 1 else "local"
+    arguments = ("--steps", steps, "--folder", folder / "kept", "--out", folder / "out.json", "--rule", rule)
+    return run_world(ranks, LOOP, *arguments, options=["--launcher", launcher, *options])
+
+
+@pytest.mark.ranks
+def test_another_number_of_ranks_keeps_momentum_steps_and_order_and_takes_its_own_rate(tmp_path: Path) -> None:
+    two = loop(2, 10, tmp_path)
+    four = loop(4, 13, tmp_path)
+    one = loop(1, 40, tmp_path)
+    for rate, result in ((BASE * 2, two), (BASE * 4, four), (BASE, one)):
+        # Exactly, not about.
+        assert result["ended"]["lr"] == rate
+        assert result["ended"]["base_lrs"] == [rate]
+    for before, after in ((two, four), (four, one)):
+        for kept in ("steps", "momentum", "weights"):
+            assert after["began"][kept] == before["ended"][kept]
+    assert "of 2 ranks" in four["err"] and "of 4 ranks" in one["err"]
+    # 10 steps of 4 samples and 3 of 8, and what one rank was left of the epoch: every sample once.
+    first_epoch = [*two["seen"], *four["seen"], *one["seen"][: 96 - 40 - 24]]
+    assert sorted(first_epoch) == sorted(samples(96, 7).tensors[0][:, 0].tolist())
+
+
+@pytest.mark.ranks
+def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
+    loop(1, 3, tmp_path)
+    loop(1, 5, tmp_path)
+    newest = sorted((tmp_path / "kept").glob("*.ckpt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    fallen_back = loop(2, 6, tmp_path)
+    assert fallen_back["began"]["steps"] == 3
+    assert fallen_back["err"].count(f"{newest.name} is damaged") == 1
+    assert "taking the one before" in fallen_back["err"]
+
+
+@pytest.mark.ranks
+def test_a_full_disk_keeps_the_previous_checkpoint_and_ends_all_ranks_with_a_message(tmp_path: Path) -> None:
+    """Stood in for by a limit on the size of files, which the kernel refuses in the same place."""
+    loop(2, 3, tmp_path)
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    script = tmp_path / "limited.py"
+    script.write_text(
+        "import resource, runpy, signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"runpy.run_path({str(LOOP)!r}, run_name='__main__')\n"
+    )
+    arguments = ("--steps", 5, "--folder", tmp_path / "kept", "--out", tmp_path / "out.json")
+    ended = run_world(2, script, *arguments, options=["--launcher", "local"])
+    assert ended.status == 2, ended.err
+    assert ended.err.count("cannot be written: File too large") == 1
+    assert "is intact" in ended.err
+    assert "Traceback" not in ended.err
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == kept
+
+
+def test_twenty_kills_in_the_middle_of_saving_lose_nothing(tmp_path: Path) -> None:
+    """After each kill the run goes on from the last checkpoint that was called safe, or from the one that was under way."""
+    run = subprocess.run([sys.executable, str(SAVE), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    told, safe, interrupted = json.loads(run.stdout), 0, 0
+    assert len(told) == 20
+    for attempt in told:
+        (word, resumed, bias), *rest = attempt["said"]
+        assert word == "resumed"
+        assert int(resumed) in (safe, safe + 1)
+        # And it is that checkpoint's content.
+        assert int(resumed) == 0 or float(bias) == int(resumed)
+        safe = max([safe, *(int(number) for word, number in rest if word == "saved")])
+        interrupted += rest[-1][0] == "saving"
+    assert interrupted >= 10, "most kills must meet a save under way"
+
+
+def test_checkpoints_without_a_folder_do_nothing() -> None:
+    import torch
+
+    ht.init()
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    checkpoints = ht.Checkpoints(model, optimizer)
+    assert checkpoints.resume() == 0
+    assert checkpoints.save(1) is None

@@ -1,0 +1,116 @@
+"""Mistakes in a script of several ranks end all of them with one message that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import run_world
+
+BEGIN = """
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+world = ht.init()
+model = nn.Linear(4, 4)
+model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), check_replicas_every=5)
+def backward():
+    model(torch.ones(2, 4)).sum().backward()
+"""
+CLIPPED = "backward()\nnn.utils.clip_grad_norm_(model.parameters(), 0.1)\noptimizer.step()"
+ZEROED = "backward()\noptimizer.zero_grad(set_to_none=False)\noptimizer.step()"
+TWICE = "backward()\nbackward()"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("rest", "advice"),
+    [(CLIPPED, "synchronize(optimizer)"), (ZEROED, "synchronize(optimizer)"), (TWICE, "no_sync(optimizer)")],
+)
+def test_gradients_treated_wrongly_are_noticed(rest: str, advice: str, tmp_path: Path) -> None:
+    script = tmp_path / "mistaken.py"
+    script.write_text(f"{BEGIN}{rest}\nprint('went on')\n")
+    ended = run_world(2, script, options=["--run-dir", str(tmp_path / "run")])
+    assert ended.status == 2
+    assert "went on" not in ended.out
+    assert advice in ended.err
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("ranks", "deviating", "after", "told"),
+    [
+        (3, (0,), 0, "after step 1 rank 0 holds other parameters than the other ranks (bias)"),
+        (4, (2, 3), 2, "after step 5 ranks 2, 3 hold other parameters than rank 0 (bias)"),
+    ],
+)
+def test_ranks_whose_parameters_deviate_are_named(
+    ranks: int, deviating: tuple[int, ...], after: int, told: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "deviating.py"
+    script.write_text(
+        f"{BEGIN}for step in range(12):\n    optimizer.zero_grad()\n"
+        f"    if step == {after} and world.rank in {deviating}:\n        model.bias.data[1] += 1e-6\n"
+        "    backward()\n    optimizer.step()\nprint('went on')\n"
+    )
+    ended = run_world(ranks, script, options=["--launcher", "local", "--run-dir", str(tmp_path / "run")])
+    assert ended.status == 2
+    assert "went on" not in ended.out
+    assert ended.err.count(told) == 1
+
+
+FIRST = """
+import sys
+import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
+world = ht.init()
+with ht.rank_zero_first():
+    print(f"rank {world.rank} runs", file=sys.stderr, flush=True)
+    if world.rank == int(sys.argv[1]):
+        raise OSError(28, "No space left on device", "images.tar")
+print("went on")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("failing", [0, 1, 9])
+def test_a_download_that_fails_ends_all_ranks_with_its_message(failing: int, tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(FIRST)
+    ended = run_world(2, script, failing, options=["--launcher", "local"])
+    if failing == 9:
+        assert ended.status == 0, ended.err
+        assert ended.err.index("rank 0 runs") < ended.err.index("rank 1 runs")
+        assert ended.out.count("went on") == 2
+        return
+    assert ended.status == 2
+    assert "went on" not in ended.out
+    assert f"rank {failing} on " in ended.err
+    assert ended.err.count("No space left on device: 'images.tar'") == 1
+    # Nobody begins what failed already.
+    assert ("rank 1 runs" in ended.err) == (failing == 1)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("launcher", "precision"), [("local", "fp32"), ("mpirun", "fp16")])
+def test_a_loss_that_is_no_number_on_one_rank_ends_all_before_that_step(
+    launcher: str, precision: str, tmp_path: Path
+) -> None:
+    job = Path(__file__).with_name("nan_job.py")
+    ended = run_world(2, job, precision, options=["--launcher", launcher, "--run-dir", str(tmp_path)])
+    assert ended.status == 1
+    told = ended.err + (tmp_path / "log" / "rank-1.log").read_text()
+    for rank in (0, 1):
+        assert f"rank {rank} ended after 4 steps, finite: True" in told
+    assert ended.err.count("no longer a number in epoch 1, step 5, at learning rate 0.1") == 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "diverged"
+
+
+@pytest.mark.ranks
+def test_single_is_one_process(tmp_path: Path) -> None:
+    ended = run_world(2, "digits", "--strategy", "single")
+    assert ended.status == 2
+    assert ended.err.count('strategy "single" is one process, but 2 ranks were started') == 1

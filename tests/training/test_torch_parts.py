@@ -1,0 +1,202 @@
+"""Parts of the torch side that need no second rank."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import hvdtrain.torch as ht
+from hvdtrain import lr, record
+from hvdtrain._torch.noise import NoiseScale
+from hvdtrain._torch.replicas import digest
+from hvdtrain.errors import UserError
+from tests.training.scenarios import perceptron, samples
+
+
+@pytest.fixture(autouse=True)
+def _world() -> None:
+    ht.init()
+
+
+class Drawing(Dataset[Any]):
+    """Each sample is three random numbers, and whether its worker minds signals."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[float, float, float, bool]:
+        minds = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+        return random.random(), float(np.random.rand()), float(torch.rand(1)), minds
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentations_differ_between_batches_and_epochs_and_come_again_when_resumed(workers: int) -> None:
+    def epochs(loader: Any, n: int) -> list[list[float]]:
+        return [[float(value) for batch in loader for column in batch[:3] for value in column] for _ in range(n)]
+
+    before = torch.get_rng_state()
+    first, second = epochs(ht.loader(Drawing(), 4, seed=1, num_workers=workers), 2)
+    assert len(set(first + second)) == 2 * 36
+    # What the model draws does not depend on what augmentations drew.
+    assert torch.equal(torch.get_rng_state(), before)
+    resumed = ht.loader(Drawing(), 4, seed=1)
+    resumed.load_state_dict([{"epoch": 2, "consumed": 4}], 0)
+    assert len(resumed) == 3
+    assert resumed.left == 2
+    assert epochs(resumed, 1) == [second[12:]]
+    assert epochs(ht.loader(Drawing(), 4, seed=2), 1) != [first]
+
+
+def test_workers_ignore_signals_that_ask_ranks_to_stop() -> None:
+    assert not any(bool(minds.any()) for *_, minds in ht.loader(Drawing(), 4, num_workers=1))
+
+
+def test_workers_end_with_their_rank(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        batches = iter(ht.loader(Drawing(), 1, num_workers=2))
+        next(batches)
+        (tmp_path / "workers").write_text(" ".join(str(child.pid) for child in psutil.Process().children()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    workers = [int(word) for word in (tmp_path / "workers").read_text().split()]
+    assert len(workers) >= 2
+    deadline = time.monotonic() + 2.0
+    while any(map(_lives, workers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(_lives, workers))
+
+
+def _lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(samples(10, 1))
+
+
+def test_an_iterable_is_for_join() -> None:
+    with pytest.raises(UserError, match='take uneven="join"'):
+        ht.loader(Stream(), 4)
+    loader = ht.loader(Stream(), 4, uneven="join")
+    assert [len(x) for x, _ in loader] == [4, 4, 2]
+    loader.load_state_dict([{"epoch": 2, "batches": 1, "consumed": 4, "total": 10}], 0)
+    assert [len(x) for x, _ in loader] == [4, 2]
+    with pytest.raises(UserError, match="no sample at all"):
+        ht.loader(samples(0, 1), 4, uneven="join")
+
+
+def test_a_digest_shows_any_change() -> None:
+    value = torch.arange(1000.0)
+    seen = {tuple(digest(value).tolist())}
+    for other in (value[:-1], value.flip(0), -value, value.clone().index_fill_(0, torch.tensor([3]), 3.0000002)):
+        seen.add(tuple(digest(other).tolist()))
+    assert len(seen) == 5
+    assert tuple(digest(value.clone()).tolist()) in seen
+    # Also where memory is not aligned, and for the last odd bytes.
+    assert torch.equal(digest(torch.arange(-1.0, 1000.0)[1:]), digest(value))
+    assert not torch.equal(digest(torch.tensor([1, 2, 3], dtype=torch.uint8)), digest(torch.tensor([1, 2, 4]).byte()))
+
+
+def test_the_noise_scale_of_gradients_that_are_known() -> None:
+    """Per-sample gradients from a normal distribution with |G|^2 = 4 and tr(S) = 200: B_simple is 50 samples."""
+    generator = np.random.default_rng(0)
+    noise, small, ranks = NoiseScale(), 8, 4
+    for _ in range(4000):
+        each = 2 / np.sqrt(100) + generator.normal(0, np.sqrt(2 / small), (ranks, 100))
+        noise.add(float((each**2).sum(1).mean()), float((each.mean(0) ** 2).sum()), small, small * ranks)
+    assert noise.value() == pytest.approx(50, rel=0.1)
+    assert NoiseScale().value() is None
+
+
+def test_one_rank_measures_noise_only_when_it_accumulates() -> None:
+    def noise(**options: Any) -> float | None:
+        torch.manual_seed(0)
+        model = perceptron()
+        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        n = torch.arange(256) % 5
+        data = TensorDataset(torch.nn.functional.one_hot(n, 8).float() + 0.1 * torch.randn(256, 8), n)
+        loader = ht.loader(data, 16)
+        return ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, epochs=1, **options)[0].noise_scale
+
+    assert noise() is None
+    found = noise(accumulate=4)
+    assert found is not None
+    assert found > 0
+
+
+def test_a_wrong_argument_of_fit_says_what_is_legal() -> None:
+    model = perceptron()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = ht.loader(samples(10, 1), 4)
+
+    def refused(match: str, **options: Any) -> None:
+        with pytest.raises(UserError, match=match):
+            ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, **{"epochs": 1, **options})
+
+    refused("epochs=0", epochs=0)
+    refused('precision="fp8" is not one of fp32, bf16, fp16', precision="fp8")
+    refused("accumulate=0", accumulate=0)
+    refused("clip_norm=-1", clip_norm=-1.0)
+    refused("val_loss, which this training does not have", early_stopping=2)
+    refused("checkpoints=True", checkpoints=True)
+    with pytest.raises(UserError, match='metric="loss" is not one of val_loss'):
+        ht.EarlyStopping(metric="loss")
+
+
+def test_wrong_options_of_distribute_say_what_is_legal() -> None:
+    def refused(match: str, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> None:
+        model = perceptron()
+        with pytest.raises(UserError, match=match):
+            ht.distribute(model, optimizer(model.parameters(), lr=0.01), **options)  # type: ignore[call-arg]
+
+    refused("give one of the two", warmup_epochs=1, warmup_steps=5)
+    refused("warmup_steps=-1", warmup_steps=-1)
+    refused("Horovod cannot add numbers in bfloat16", compression="bf16")
+    refused('compression="fp8" is not one of none, fp16', compression="fp8")
+    refused("adascale.* is for SGD", torch.optim.AdamW, lr_rule="adascale")
+    refused("check_replicas_every=-1", check_replicas_every=-1)
+    with pytest.raises(UserError, match='strategy="dpp" is not one of horovod, ddp, single; did you mean "ddp"'):
+        ht.init("dpp")
+    with pytest.raises(UserError, match="a process has one world"):
+        ht.init("ddp")
+
+
+def test_rules_of_their_own_and_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    model = perceptron()
+    _, optimizer = ht.distribute(model, torch.optim.Adam(model.parameters(), lr=0.8))
+    assert optimizer.hvdtrain.rule == "sqrt"
+    assert "warning: Adam with a learning rate of 0.8 will most likely diverge" in capsys.readouterr().err
+
+
+def test_the_table_of_rates_is_printed_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
+    record.begin(tmp_path, {})
+    model = perceptron()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = ht.loader(samples(16, 1), 4)
+    options: dict[str, Any] = {"epochs": 3, "schedule": lr.step(2, 0.5), "checkpoints": tmp_path / "kept"}
+    history = ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, **options)
+    assert "rule linear, 1 ranks):\n  epochs 1-2     0.1\n  epoch 3        0.05\n" in capsys.readouterr().out
+    noted = record.read_json(tmp_path / "running.json")
+    assert noted is not None
+    assert noted["lr_table"] == [[1, 0.1, 0.1], [2, 0.1, 0.1], [3, 0.05, 0.05]]
+    assert [entry.lr for entry in history] == pytest.approx([0.1, 0.1, 0.05])
+    # A second training of a script has a folder of its own.
+    ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, epochs=1)
+    assert any(path.name.startswith("checkpoints-") for path in tmp_path.iterdir())
