@@ -16,8 +16,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 BEFORE, AFTER = (DOCS / "examples" / f"torch_{name}.py" for name in ("before", "after"))
 
 
-def changed_lines() -> list[str]:
-    before, after = (path.read_text().splitlines() for path in (BEFORE, AFTER))
+def changed_lines(old: Path = BEFORE, new: Path = AFTER) -> list[str]:
+    """Lines with + or - of the difference between two scripts."""
+    before, after = (path.read_text().splitlines() for path in (old, new))
     return [
         line for line in difflib.unified_diff(before, after, lineterm="", n=0) if re.match(r"[+-](?![+-]{2})", line)
     ]
