@@ -73,8 +73,8 @@ class Session:
         Raises:
             LaunchError: what is wrong and what to do.
         """
-        stop.install(self._on_stop)
         if self.world.size == 1:
+            stop.install()
             return
         # Horovod's hierarchical operations hang or abort under Gloo, whoever asked for them.
         for name in [name for name in os.environ if name.startswith("HOROVOD_HIERARCHICAL_")]:
@@ -144,6 +144,8 @@ class Session:
             )
         if self._watchdog is None:
             self._watch(broadcast(self._open_control() if rank == 0 else None))
+        # Before, a signal ends this process as it always did: a launcher that was refused hurries its ranks with one.
+        stop.install(self._on_stop)
         atexit.register(self.close)
         sys.excepthook = self._on_exception
 
@@ -190,9 +192,7 @@ class Session:
         self.fail(error, 2 if isinstance(error, UserError) else 1)
 
     def _on_stop(self, request: stop.Stopped) -> None:
-        """A signal came outside of training: with other ranks there is nothing to agree on step by step; they end too."""
-        if self.world.size == 1:
-            return
+        """A signal came outside of training: there is nothing to agree on step by step, so the other ranks end too."""
         if request.number == signal.SIGTERM:
             # mpirun and srun send it to those whose peer has died, too. If so, the watchdog ends this process meanwhile.
             time.sleep(GONE_SECONDS + 2 * INTERVAL_SECONDS)

@@ -21,11 +21,14 @@ def main() -> None:
     parser.add_argument("--union", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--strategy", default="horovod")
+    parser.add_argument("--cases", nargs="+", help="of equivalence_steps only")
     options = parser.parse_args()
     world = ht.init(options.strategy)
-    ended = equivalence_steps.run(options.union, world, options.strategy)
-    fitted, histories = equivalence_fit.run(options.union, world, options.strategy)
-    ended |= fitted
+    ended = equivalence_steps.run(options.union, world, options.strategy, options.cases)
+    histories = {}
+    if not options.cases:
+        fitted, histories = equivalence_fit.run(options.union, world, options.strategy)
+        ended |= fitted
     # DDP and torch.compile put words before the names.
     plain = {
         case: {key.replace("module.", "").replace("_orig_mod.", ""): value for key, value in state.items()}

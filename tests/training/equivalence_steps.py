@@ -159,13 +159,13 @@ def _between_backward_and_step(name: str, union: int, world: Any) -> State:
 BETWEEN = ("accumulation", "clipping", "overflow_on_one_rank", "gradients_never_zeroed", "scheduler", "one_rank_slow")
 
 
-def run(union: int, world: Any, strategy: str) -> dict[str, State]:
-    """Where each scenario ends."""
+def run(union: int, world: Any, strategy: str, only: list[str] | None = None) -> dict[str, State]:
+    """Where each scenario ends; `only` some of them."""
     cases: dict[str, Callable[[], State]] = {
         **{name: lambda name=name: _train(name, union, world) for name in SCENARIOS},
         **{name: lambda name=name: _between_backward_and_step(name, union, world) for name in BETWEEN},
         "group_added_later": lambda: _group_added_later(union, world),
         "state_kept_at_wrapping": lambda: _state_kept_at_wrapping(union, world),
     }
-    wanted = [name for name in cases if strategy != "ddp" or name not in HOROVOD_ONLY]
+    wanted = only or [name for name in cases if strategy != "ddp" or name not in HOROVOD_ONLY]
     return {name: cases[name]() for name in wanted}

@@ -1,0 +1,103 @@
+"""What the clock, the noise scale and the replica check cost a Keras training, in one run of real ranks.
+
+    python bench/overheads_keras.py --ranks 2 --steps 300
+
+Two models with the same weights train in turns of 20 steps: one as `hvdtrain.keras` trains by default, one whose graph has no clock
+and takes no norms. The replica check is timed by itself and charged to every 100th step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdtrain.keras as hk
+from hvdtrain._keras import replicas
+from hvdtrain._keras.optimizer import synchronization
+from hvdtrain._keras.training import REPLICA_EVERY
+
+TURN = 20
+
+
+class Steps(keras.callbacks.Callback):
+    """Seconds of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self.began)
+
+
+def model_of(width: int, measuring: bool) -> Any:
+    keras.utils.set_random_seed(0)
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(10)])
+    optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.01), lr_rule="none")
+    if not measuring:
+        wire: Any = synchronization(optimizer).wire
+        wire._mark = lambda name, after: None
+        wire._add_norms = lambda grads, averaged: None
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+def measure(steps: int, width: int) -> dict[str, float]:
+    """Medians in seconds."""
+    hk.init()
+    size = hk.world().size
+    x = np.random.default_rng(0).normal(size=(TURN * 32 * size, width)).astype("float32")
+    train = hk.loader(x, np.zeros(len(x), int), batch_size=32)
+    models = {"with": model_of(width, True), "without": model_of(width, False)}
+    clocks = {name: Steps() for name in models}
+    checks = []
+    for turn in range(-1, steps // TURN):
+        for name, model in models.items():
+            own = [clocks[name], *hk.callbacks(checkpoints=False, replica_check=False)]
+            model.fit(train, epochs=1, callbacks=own, verbose=0)
+            if turn < 0:
+                clocks[name].seconds.clear()  # tracing
+            # The first step of each fit traces anew.
+            else:
+                del clocks[name].seconds[-TURN]
+        began = time.perf_counter()
+        replicas.check(models["with"].trainable_variables, 1)
+        checks.append(time.perf_counter() - began)
+    medians = {name: statistics.median(clock.seconds) for name, clock in clocks.items()}
+    return {**medians, "check": statistics.median(checks)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.rank:
+        command = [sys.executable, "-m", "hvdtrain.launch", "-n", str(options.ranks), __file__, "--rank"]
+        command += ["--steps", str(options.steps), "--width", str(options.width)]
+        sys.exit(subprocess.run(command, check=False).returncode)
+    found = measure(options.steps, options.width)
+    if hk.world().rank == 0:
+        found["clock and norms"] = found["with"] / found["without"]
+        found["replica check"] = 1 + found["check"] / (REPLICA_EVERY * found["without"])
+        place = f"{hk.world().size} ranks on {os.cpu_count()} cores, {keras.backend.backend()}"
+        print(json.dumps({"machine": place, "width": options.width, **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
