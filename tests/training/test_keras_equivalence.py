@@ -33,6 +33,7 @@ TOLERANCE = {
     "mixed_float16_accumulation": 5e-3,
     "scaled_by_compile": 3e-3,
 }
+GLOO_FOUR = ("sgd_momentum", "adam", "accumulation", "last_step_shared_out", "sparse", "overflow_on_one_rank")
 WORLDS = [(2, "local"), (4, "local"), (2, "mpirun"), (4, "mpirun")]
 #: On PyTorch the transport is the one that tests/training/test_equivalence.py has in all its forms.
 FEWER = [(4, "local"), (2, "mpirun")]
@@ -43,6 +44,8 @@ class Trained:
 
     def __init__(self, backend: str, ranks: int, launcher: str, folder: Path) -> None:
         out = folder / "state.npz"
+        # Four Gloo ranks on two cores take minutes to compile all cases; MPI runs all of them with as many ranks.
+        some = ["--cases", *GLOO_FOUR] if (ranks, launcher) == (4, "local") else []
         ended = run_world(
             ranks,
             JOB,
@@ -50,6 +53,7 @@ class Trained:
             UNION,
             "--out",
             out,
+            *some,
             options=["--launcher", launcher],
             patience=280.0,
             KERAS_BACKEND=backend,
@@ -80,9 +84,9 @@ def test_ranks_end_where_one_rank_on_the_union_ends(
         return
     trained = Trained(backend, ranks, launcher, tmp_path)
     assert trained.report["unlike"] == [], "ranks ended with different weights"
-    assert trained.arrays.keys() == expected.arrays.keys()
+    assert trained.cases() == (sorted(GLOO_FOUR) if (ranks, launcher) == (4, "local") else expected.cases())
     failed = []
-    for case in expected.cases():
+    for case in trained.cases():
         names = [name for name in expected.arrays if name.split("/")[0] == case]
         seen = max(float(np.abs(trained.arrays[name] - expected.arrays[name]).max()) for name in names)
         print(f"{backend} {launcher} {ranks} ranks  {case}: {seen:.1e}")
