@@ -43,7 +43,7 @@ class Checkpoints:
     """Saves and restores a training, all ranks together; rank 0 writes. `fit` makes one by itself.
 
     At the same number of ranks a resumed run goes on bit by bit (on CPUs; with more than two under Gloo only when Horovod sends
-    gradients one by one, HOROVOD_FUSION_THRESHOLD=0, for else no two runs add in the same order). At another
+    gradients one by one, HOROVOD_FUSION_THRESHOLD=0, for else the order of additions varies). At another
     number it keeps weights, momentum and steps, and takes the learning rate that the rule gives for the new number.
 
     Args:
