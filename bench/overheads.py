@@ -27,8 +27,8 @@ import hvdtrain.torch as ht
 from hvdtrain._torch import replicas
 from hvdtrain._torch.clock import PHASES, Clock
 from hvdtrain._torch.distribute import CHECK_EVERY
-from hvdtrain._torch.noise import NoiseScale
 from hvdtrain._torch.trainer import NOISE_EVERY
+from hvdtrain.noise import NoiseScale
 
 #: Steps between two times that it is done; the phases are timed in each.
 EVERY = {"replica check": CHECK_EVERY, "noise scale": NOISE_EVERY, "phases": 1}

@@ -12,7 +12,7 @@ from hvdtrain import record
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.start import sum_over_ranks, world
-from hvdtrain._torch.noise import NoiseScale
+from hvdtrain.noise import NoiseScale
 from hvdtrain.record import Epoch
 
 _ACCURACIES = (

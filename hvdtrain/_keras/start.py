@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
-import hvdtrain
-from hvdtrain import launch, record
+from hvdtrain import launch
 from hvdtrain import world as worlds
 from hvdtrain._keras.backends import backend
 from hvdtrain.errors import UserError
 from hvdtrain.launch.session import Session
+from hvdtrain.starting import record_start
 from hvdtrain.world import World
 
 
@@ -42,7 +39,10 @@ def init() -> World:
     except UserError:
         launch.active = session if session.world.size > 1 else None
         raise
-    _record_start(place)
+    controller = None if place.size == 1 else "mpi" if own.horovod().mpi_enabled() else "gloo"
+    packages = ("keras", own.package, "horovod", "numpy")
+    facts = {"controller": controller, "strategy": "horovod", "threads": own.threads()}
+    record_start(place, own.device_name(place), packages, gather_objects, **facts)
     from hvdtrain._keras.fitting import guard_fit
 
     guard_fit()
@@ -93,44 +93,3 @@ def from_rank_zero(value: Any, what: str) -> Any:
         return value
     with session().waiting():
         return backend().horovod().broadcast_object(value, root_rank=0, name=what)
-
-
-def _record_start(place: World) -> None:
-    """Rank 0 notes who takes part: the report must be able to say what the numbers were measured on."""
-    members = gather_objects((place.node, backend().device_name(place)))
-    cores = {(node, core) for node, bound in gather_objects((place.node, os.sched_getaffinity(0))) for core in bound}
-    folder = record.run_dir()
-    if place.rank != 0 or folder is None:
-        return
-    models = sorted({model for _, model in members if model != "cpu"})
-    own = backend()
-    mpi = place.size > 1 and own.horovod().mpi_enabled()
-    record.begin(
-        folder,
-        {
-            "device": "gpu" if models else "cpu",
-            "hosts": list(dict.fromkeys(node for node, _ in members)),
-            "gpu_models": models,
-            "mixed": len({model for _, model in members}) > 1,
-            "launcher": place.launcher,
-            "controller": None if place.size == 1 else "mpi" if mpi else "gloo",
-            "world_size": place.size,
-            "cores": len(cores),
-            "threads": own.threads(),
-            "versions": {
-                "python": platform.python_version(),
-                "hvdtrain": hvdtrain.__version__,
-                **_versions(own.package),
-            },
-        },
-    )
-
-
-def _versions(backend_package: str) -> dict[str, str]:
-    found = {}
-    for name in ("keras", backend_package, "horovod", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

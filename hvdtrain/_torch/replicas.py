@@ -1,27 +1,16 @@
-"""Are the ranks' models still the same? A digest of every parameter is compared after the first step and every so often.
-
-What makes them differ is a mistake that no loss curve shows: a parameter changed on one rank only, a rate of its own, memory that
-flipped. Average gradients then act on different weights.
-"""
+"""A digest of every parameter, compared over the ranks after the first step and every so often."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from hvdtrain._torch.start import collectives, session, world
-from hvdtrain.errors import UserError
+from hvdtrain.replicas import compare
 
 _CHUNK = 1 << 18
-
-
-class ReplicasDiffer(UserError):
-    """Ranks hold different parameters; found in what all ranks were told, so all raise it."""
-
-    agreed = True
 
 
 def digest(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,18 +51,5 @@ def check(parameters: Mapping[str, torch.Tensor | nn.Parameter], step: int) -> N
     with session().waiting():
         flight = collectives().start_allgather(own.reshape(1, -1), "replicas")
         every = collectives().wait(flight).reshape(world().size, len(parameters), 2)
-    if bool((every == every[0]).all()):
-        return
-    kinds = [tuple(each.reshape(-1).tolist()) for each in every]
-    most_common, count = Counter(kinds).most_common(1)[0]
-    common = most_common if count > world().size / 2 else kinds[0]
-    deviating = [rank for rank, kind in enumerate(kinds) if kind != common]
-    right = every[kinds.index(common)]
-    names = [name for index, name in enumerate(parameters) if bool((every[deviating[0], index] != right[index]).any())]
-    ranks = f"rank {deviating[0]} holds" if len(deviating) == 1 else f"ranks {', '.join(map(str, deviating))} hold"
-    other = "the other ranks" if count > world().size / 2 else "rank 0"
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    raise ReplicasDiffer(
-        f"after step {step} {ranks} other parameters than {other} ({names[0]}{more}): training is no longer in step. Something "
-        "changed them on some ranks only: look for what depends on the rank between optimizer.step() and the next backward()"
-    )
+    if not bool((every == every[0]).all()):
+        compare([[tuple(pair) for pair in each.tolist()] for each in every], list(parameters), step)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
 
-import hvdtrain
-from hvdtrain import launch, record
+from hvdtrain import launch
 from hvdtrain import world as worlds
 from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
+from hvdtrain.starting import record_start
 from hvdtrain.world import World
 
 STRATEGIES = ("horovod", "ddp", "single")
@@ -61,7 +58,15 @@ def init(strategy: str = "horovod") -> World:
     except UserError:
         launch.active = session if session.world.size > 1 else None
         raise
-    _record_start(place)
+    record_start(
+        place,
+        torch.cuda.get_device_name(place.device) if place.device != "cpu" else "cpu",
+        ("torch", "horovod", "numpy"),
+        gather_objects,
+        controller=_controller(place),
+        strategy=_strategy,
+        threads=torch.get_num_threads(),
+    )
     return place
 
 
@@ -164,34 +169,6 @@ def broadcast_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
                 tensor.copy_(dense)
 
 
-def _record_start(place: World) -> None:
-    """Rank 0 notes who takes part: the report must be able to say what the numbers were measured on."""
-    device = torch.cuda.get_device_name(place.device) if place.device != "cpu" else "cpu"
-    members = gather_objects((place.node, device))
-    # A rank may be bound to some cores only: those of a node are the union over its ranks.
-    cores = {(node, core) for node, bound in gather_objects((place.node, os.sched_getaffinity(0))) for core in bound}
-    folder = record.run_dir()
-    if place.rank != 0 or folder is None:
-        return
-    models = sorted({model for _, model in members if model != "cpu"})
-    record.begin(
-        folder,
-        {
-            "device": "gpu" if models else "cpu",
-            "hosts": list(dict.fromkeys(node for node, _ in members)),
-            "gpu_models": models,
-            "mixed": len({model for _, model in members}) > 1,
-            "launcher": place.launcher,
-            "controller": _controller(place),
-            "strategy": _strategy,
-            "world_size": place.size,
-            "cores": len(cores),
-            "threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version(), "hvdtrain": hvdtrain.__version__, **_versions()},
-        },
-    )
-
-
 def _controller(place: World) -> str | None:
     if place.size == 1:
         return None
@@ -200,13 +177,3 @@ def _controller(place: World) -> str | None:
     import horovod.torch as hvd
 
     return "mpi" if hvd.mpi_enabled() else "gloo"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("torch", "horovod", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -17,11 +17,11 @@ from hvdtrain._torch.checkpoints import Checkpoints
 from hvdtrain._torch.evaluate import evaluate, moved
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
 from hvdtrain._torch.meter import Meter
-from hvdtrain._torch.noise import NoiseScale
 from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.start import world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import Diverged
+from hvdtrain.noise import NoiseScale
 from hvdtrain.record import Epoch
 
 Loss = Callable[[Any, Any], torch.Tensor]

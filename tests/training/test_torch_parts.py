@@ -19,9 +19,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import hvdtrain.torch as ht
 from hvdtrain import lr, record
-from hvdtrain._torch.noise import NoiseScale
 from hvdtrain._torch.replicas import digest
 from hvdtrain.errors import UserError
+from hvdtrain.noise import NoiseScale
 from tests.training.scenarios import perceptron, samples
 
 

@@ -1,0 +1,53 @@
+"""What a training notes of itself when it starts: the report must be able to say what the numbers were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any
+
+import hvdtrain
+from hvdtrain import record
+from hvdtrain.world import World
+
+
+def record_start(
+    place: World, device: str, packages: Iterable[str], gather: Callable[[Any], list[Any]], **facts: Any
+) -> None:
+    """Rank 0 notes who takes part. All ranks must call it.
+
+    Args:
+        device: model of this rank's GPU, or "cpu".
+        packages: whose versions count.
+        gather: gives every rank what each rank passed to it.
+        facts: more to note.
+    """
+    members = gather((place.node, device))
+    # A rank may be bound to some cores only: those of a node are the union over its ranks.
+    cores = {(node, core) for node, bound in gather((place.node, os.sched_getaffinity(0))) for core in bound}
+    folder = record.run_dir()
+    if place.rank != 0 or folder is None:
+        return
+    models = sorted({model for _, model in members if model != "cpu"})
+    versions = {"python": platform.python_version(), "hvdtrain": hvdtrain.__version__}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    record.begin(
+        folder,
+        {
+            "device": "gpu" if models else "cpu",
+            "hosts": list(dict.fromkeys(node for node, _ in members)),
+            "gpu_models": models,
+            "mixed": len({model for _, model in members}) > 1,
+            "launcher": place.launcher,
+            "world_size": place.size,
+            "cores": len(cores),
+            "versions": versions,
+            **facts,
+        },
+    )
