@@ -17,6 +17,12 @@ class UserError(Exception):
     agreed = False
 
 
+def agreed(error: UserError) -> UserError:
+    """`error`, which all ranks raise in the same words."""
+    error.agreed = True
+    return error
+
+
 class Diverged(UserError):
     """The loss is no longer a number; found in a value that all ranks share, so all raise it."""
 

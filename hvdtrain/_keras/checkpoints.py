@@ -9,7 +9,7 @@ from typing import IO, Any
 from hvdtrain import record
 from hvdtrain._keras.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Store
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, agreed
 
 _MODULES = ("numpy", "ml_dtypes", "builtins", "collections", "_codecs")
 
@@ -73,9 +73,7 @@ class Checkpoints:
 
 def _raise_everywhere(problem: str, what: str) -> None:
     if problem := from_rank_zero(problem, what):
-        error = CheckpointError(problem)
-        error.agreed = True
-        raise error
+        raise agreed(CheckpointError(problem))
 
 
 class _Unpickler(pickle.Unpickler):

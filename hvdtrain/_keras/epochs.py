@@ -11,7 +11,9 @@ import keras
 from hvdtrain import record
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.start import sum_over_ranks, world
+from hvdtrain.errors import UserError, agreed
 from hvdtrain.noise import NoiseScale
 from hvdtrain.record import Epoch
 
@@ -43,6 +45,25 @@ def quantities(logs: dict[str, float]) -> Quantities:
         logs.get("val_loss"),
         logs.get(f"val_{accuracy}") if accuracy else None,
     )
+
+
+def score(logs: dict[str, float], monitor: str | None) -> float | None:
+    """Of the model after an epoch with these logs, higher is better; None without logs.
+
+    Raises:
+        UserError: `monitor` is not among them.
+    """
+    if not logs:
+        return None
+    if monitor is not None:
+        if monitor not in logs:
+            raise agreed(UserError(f'monitor="{monitor}" is not among {", ".join(sorted(logs))}'))
+        return -logs[monitor] if "loss" in monitor or "error" in monitor else logs[monitor]
+    found = quantities(logs)
+    if found.val_acc is not None:
+        return found.val_acc
+    loss = found.val_loss if found.val_loss is not None else found.train_loss
+    return None if loss is None else -loss
 
 
 class EpochMeter:
@@ -131,12 +152,13 @@ class EpochMeter:
 
 def effective_rate(optimizer: Any) -> float:
     """Of the last step, warm-up included."""
-    from hvdtrain._keras.optimizer import synchronization
-
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     state = synchronization(inner)
     state.applying = True
+    # The counter is one further by now, and the rates of warm-up and schedules with it.
+    inner._iterations.assign_sub(1)
     try:
         return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(inner.learning_rate)))
     finally:
+        inner._iterations.assign_add(1)
         state.applying = False

@@ -68,13 +68,14 @@ def fit(
 
     Args:
         model: compiled with an optimizer from `DistributedOptimizer`.
-        x: arrays of all samples, or a `loader`.
+        x: arrays of all samples; or a `loader`, or a `tf.data.Dataset` of this rank's samples.
         batch_size: samples per rank and step.
         validation_data: (x, y) of all samples, or a `validation_loader`.
         seed: of the order; must be the same on every rank.
         options: passed to `model.fit`; `callbacks()` is added unless it is among the callbacks.
     """
-    train = x if isinstance(x, keras.utils.PyDataset) else loader(x, y, batch_size=batch_size, seed=seed)
+    shared = isinstance(x, keras.utils.PyDataset) or hasattr(x, "element_spec")
+    train = x if shared else loader(x, y, batch_size=batch_size, seed=seed)
     if isinstance(validation_data, (tuple, list)):
         validation_data = validation_loader(*validation_data, batch_size=batch_size)
     given = list(options.pop("callbacks", None) or [])
@@ -133,7 +134,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     _fits += 1
     ours.begin(_fits, _epochs)
     if ours.content is not None:
-        _go_on(ours, arguments)
+        _go_on(model, ours, arguments)
         _build_metrics(model, ours)
     with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
         try:
@@ -146,10 +147,12 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     return history
 
 
-def _go_on(ours: Training, arguments: dict[str, Any]) -> None:
+def _go_on(model: Any, ours: Training, arguments: dict[str, Any]) -> None:
     content = ours.content
     assert content is not None
     ours.history = {key: list(values) for key, values in content["history"].items()}
+    if content["consumed"] and model.steps_per_execution > 1:
+        content["consumed"] = 0  # calls of several steps cannot begin at any step: this epoch begins anew
     arguments["initial_epoch"] = max(arguments["initial_epoch"], content["epoch"])
     if world().rank != 0:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, agreed
 
 _SEED_STRIDE = 1_000_003
 # Attributes of other callbacks that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
@@ -45,9 +46,31 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
             seed = keras.ops.convert_to_numpy(variable).copy()
             seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
             variable.assign(seed)
-        backend().separate_random(_SEED_STRIDE * world().rank)
+        _separate_once()
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     state.started = synchronization(inner).started = True
+
+
+def refuse_differing_steps(steps: int | None) -> None:
+    """All ranks must make as many steps in an epoch.
+
+    Raises:
+        UserError: says how many each makes.
+    """
+    counts = gather_objects(steps)
+    if len(set(counts)) > 1:
+        raise agreed(
+            UserError(
+                f"the ranks' data make different numbers of steps in an epoch: {counts}. Some would wait for ever. "
+                "Use hvdtrain.keras.loader(x, y, batch_size=...), or give steps_per_epoch"
+            )
+        )
+
+
+@cache
+def _separate_once() -> None:
+    """A second `fit` goes on with the numbers of the first."""
+    backend().separate_random(_SEED_STRIDE * world().rank)
 
 
 def _same_everywhere(shapes: list[tuple[str, tuple[int, ...]]]) -> None:

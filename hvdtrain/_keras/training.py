@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
@@ -13,11 +14,11 @@ from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._keras import replicas, state
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
-from hvdtrain._keras.epochs import EpochMeter, effective_rate, quantities
+from hvdtrain._keras.epochs import EpochMeter, effective_rate, score
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
-from hvdtrain.errors import Diverged, UserError
+from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
@@ -70,17 +71,12 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Every rank starts from the same state: rank 0's, or that of a checkpoint."""
-        self._synchronization = synchronization(self.model.optimizer)
-        inner = synchronization(getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer))
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        inner = synchronization(optimizer)
         steps = self.params.get("steps")
-        _refuse_differing_steps(steps)
+        state.refuse_differing_steps(steps)
         if steps:
-            accumulated = getattr(
-                getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer),
-                "gradient_accumulation_steps",
-                None,
-            )
-            inner.steps_per_epoch = inner.steps_per_epoch or steps / (accumulated or 1)
+            inner.steps_per_epoch = inner.steps_per_epoch or steps / (optimizer.gradient_accumulation_steps or 1)
         state.broadcast(self.model)
         if self.content is not None:
             self._resume(self.content, inner)
@@ -120,9 +116,19 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
-        for callback in self.others:
-            for key, value in content["callbacks"].get(type(callback).__name__, {}).items():
+        for name, callback in self._named_others():
+            for key, value in content["callbacks"].get(name, {}).items():
                 setattr(callback, key, value)
+
+    def _named_others(self) -> list[tuple[str, Any]]:
+        """Callbacks by type, the first, second, ... of it: there may be two that stop early."""
+        counts: Counter[str] = Counter()
+        named = []
+        for callback in self.others:
+            kind = type(callback).__name__
+            counts[kind] += 1
+            named.append((f"{kind} {counts[kind]}", callback))
+        return named
 
     # --- one epoch ---
 
@@ -174,16 +180,17 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """All ranks have made the same step: what they agreed on in it happens now."""
-        skipped, self._step = self._step < self._skip, batch + 1
-        if skipped:
+        first, self._step = self._step, batch + 1
+        if first < self._skip:
             return
         self._wire.end_step()
-        samples = self._part.samples if self._part is not None else 0
-        self._meter.add(samples)
+        # One call may make several steps (steps_per_execution).
+        parts = self.loader.batches()[first - self._skip : self._step - self._skip] if self.loader is not None else []
+        self._meter.add(sum(part.samples for part in parts))
         session().progress("training", self._meter.steps)
         found = self._wire.agreed()
         if found.disagreement:
-            raise _agreed(
+            raise agreed(
                 UserError(
                     "ranks have gradients for different variables (a layer that some did not use), and a compiled step cannot "
                     "exchange them. Compile the model with run_eagerly=True, or let every rank use every layer"
@@ -243,11 +250,12 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._averaged = True
 
     def _diverged(self, loss: float, recorded: bool = False) -> None:
-        if self._log is not None and not recorded:
+        if not recorded:
             self.before_others()
-            self._log.append(
-                self._meter.entry(self.epochs_before + self._epoch + 1, {"loss": loss}, self._wire, self.loader)
-            )
+            # All ranks: the entry sums over them, though rank 0 alone writes it.
+            entry = self._meter.entry(self.epochs_before + self._epoch + 1, {"loss": loss}, self._wire, self.loader)
+            if self._log is not None:
+                self._log.append(entry)
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         raise Diverged(
             f"the training loss is {loss} in epoch {self._epoch + 1} at learning rate {rate:g}; "
@@ -255,16 +263,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def _stop_now(self) -> None:
-        consumed = self.loader.consumed(self._step - self._skip) if self.loader is not None else 0
-        if self.loader is not None and consumed < self.loader.n_samples:
-            self._save(self._epoch, consumed=consumed, logs={})
-            self._stopped(f"after step {self._step} of epoch {self._epoch + 1}")
-        elif self.loader is None:
+        if self.loader is None:
             self._save(self._epoch, consumed=0, logs={})
             self._stopped(f"in epoch {self._epoch + 1}, which begins anew")
-        # The last step of an epoch: its end saves.
+        # After the last step of an epoch, its end saves.
+        if self._step < len(self.loader):
+            self._save(self._epoch, consumed=self.loader.consumed(self._step - self._skip), logs={})
+            self._stopped(f"after step {self._step} of epoch {self._epoch + 1}")
 
-    def _stopped(self, where: str) -> None:
+    def _stopped(self, where: str) -> NoReturn:
         asked = gather_objects(stop.requested())
         number = next((each for each in asked if each), 0)
         stop.agreed(number)
@@ -284,23 +291,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "consumed": consumed,
             "meter": self._meter.saved(),
             "history": self.history,
-            "callbacks": {type(callback).__name__: state.plain_attributes(callback) for callback in self.others},
+            "callbacks": {name: state.plain_attributes(callback) for name, callback in self._named_others()},
         }
         own = state.own_state(self.model)
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        self.checkpoints.save(content, own, epoch, step, self._score(logs))
-
-    def _score(self, logs: dict[str, float]) -> float | None:
-        """Higher is better."""
-        if self._monitor is not None and logs and self._monitor not in logs:
-            raise _agreed(UserError(f'monitor="{self._monitor}" is not among {", ".join(sorted(logs))}'))
-        found = quantities(logs)
-        if self._monitor is not None and self._monitor in logs:
-            return -logs[self._monitor] if "loss" in self._monitor or "error" in self._monitor else logs[self._monitor]
-        if found.val_acc is not None:
-            return found.val_acc
-        loss = found.val_loss if found.val_loss is not None else found.train_loss
-        return None if loss is None else -loss
+        self.checkpoints.save(content, own, epoch, step, score(logs, self._monitor))
 
 
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
@@ -313,23 +308,6 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The rate of the last step."""
         self._training.before_others()
-
-
-def _agreed(error: UserError) -> UserError:
-    """An error that all ranks raise in the same words."""
-    error.agreed = True
-    return error
-
-
-def _refuse_differing_steps(steps: int | None) -> None:
-    counts = gather_objects(steps)
-    if len(set(counts)) > 1:
-        raise _agreed(
-            UserError(
-                f"the ranks' data make different numbers of steps in an epoch: {counts}. Some would wait for ever. "
-                "Use hvdtrain.keras.loader(x, y, batch_size=...), or give steps_per_epoch"
-            )
-        )
 
 
 def _precision(model: Any) -> str:

@@ -35,6 +35,8 @@ class Signals(keras.callbacks.Callback):
         if self.options.deviate and (self.epoch, batch, self.rank) == (1, 0, self.options.rank):
             weight = self.model.trainable_variables[1]
             weight.assign(weight + 1e-6)
+        if self.options.place == "last" and (self.epoch, batch) == (2, self.params["steps"] - 1):
+            self.send()
         if self.options.place == "step" and (self.epoch, batch) == (2, 3):
             self.send()
 
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--mark", default="mark")
     parser.add_argument("--rule", default="linear")
     parser.add_argument("--global-batch", type=int, default=12)
+    parser.add_argument("--uneven", default="pad")
     parser.add_argument("--no-plateau", action="store_true")
     parser.add_argument("--limit-bytes", type=int, help="largest file that rank 0 may write from epoch 3 on")
     parser.add_argument("--deviate", action="store_true", help="change a weight on --rank alone before the first step")
@@ -86,7 +89,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(101, 8)).astype("float32"), rng.integers(0, 5, 101)
     signals = Signals(options, world.rank)
-    train = hk.loader(x, y, batch_size=options.global_batch // world.size, seed=3)
+    train = hk.loader(x, y, batch_size=options.global_batch // world.size, seed=3, uneven=options.uneven)
     train.__class__, train.signals = Data, signals
     validation = hk.validation_loader(x[:43], y[:43], batch_size=4)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)

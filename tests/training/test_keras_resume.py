@@ -65,6 +65,17 @@ def test_a_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
 
 
 @pytest.mark.ranks
+def test_a_signal_in_the_last_step_of_an_epoch_that_leaves_samples_out(tmp_path: Path) -> None:
+    options = ["--uneven", "drop", "--epochs", 3, "--mark", tmp_path / "mark"]
+    first = train(2, "local", "tensorflow", tmp_path, "run", *options, "--signal", "SIGUSR1", "--place", "last")
+    assert first.status == RESTART, first.err
+    assert "stopped after epoch 2" in first.err
+    again = train(2, "local", "tensorflow", tmp_path, "run", *options)
+    assert again.status == 0, again.err
+    assert [(each["epoch"], each["samples"]) for each in epochs(tmp_path / "run")] == [(1, 96), (2, 96), (3, 96)]
+
+
+@pytest.mark.ranks
 def test_another_number_of_ranks_takes_its_own_rate_and_keeps_the_rest(tmp_path: Path) -> None:
     for ranks, until in ((2, 2), (4, 4), (1, 5)):
         launcher = "none" if ranks == 1 else "local"

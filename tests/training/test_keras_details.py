@@ -1,0 +1,111 @@
+"""What a Keras training records and does besides weights, on real ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain import lr
+from tests.worlds import run_world
+
+HEAD = """
+import json, os, signal, sys
+import keras, numpy as np
+import hvdtrain.keras as hk
+world = hk.init()
+x, y = np.ones((44, 1), "float32"), np.zeros((44, 1), "float32")
+def model_of(**options):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    # The gradient is 1 whatever the weight, so each step of SGD moves it by the rate.
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01), lr_rule="linear", warmup_epochs=2), **options)
+    return model
+def loss(y_true, y_pred):
+    return y_pred
+"""
+RATES = (
+    HEAD
+    + """
+class Weights(keras.callbacks.Callback):
+    seen = []
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self.seen:
+            self.seen.append(float(self.model.get_weights()[0][0, 0]))
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(float(self.model.get_weights()[0][0, 0]))
+model = model_of(loss=loss)
+model.fit(hk.loader(x, y, batch_size=4), epochs=3, callbacks=[Weights(), *hk.callbacks()], verbose=0)
+if world.rank == 0:
+    print(json.dumps(Weights.seen))
+"""
+)
+SEVERAL = (
+    HEAD
+    + """
+model = model_of(loss=loss, steps_per_execution=2)
+train = hk.loader(x, y, batch_size=4, uneven="drop")
+early = [keras.callbacks.EarlyStopping("loss", mode="min", patience=p) for p in (7, 9)]
+model.fit(train, epochs=2, callbacks=[*early, *hk.callbacks()], verbose=0)
+model.fit(train, epochs=1, callbacks=hk.callbacks(), verbose=0)
+"""
+)
+NO_NUMBER = (
+    HEAD
+    + """
+x[21] = np.nan if world.rank == 1 else 1.0  # rank 1 has it in the third step
+model = model_of(loss=loss)
+model.fit(hk.loader(x, y, batch_size=4, shuffle=False), epochs=2, callbacks=hk.callbacks(), verbose=0)
+print("trained")
+"""
+)
+
+
+def run(script: str, folder: Path, backend: str, ranks: int = 2) -> Any:
+    (folder / "script.py").write_text(script)
+    options = ["--run-dir", str(folder / "run")]
+    return run_world(ranks, folder / "script.py", options=options, KERAS_BACKEND=backend)
+
+
+def epochs(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "epochs.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_each_step_has_the_rate_of_the_warm_up(backend: str, tmp_path: Path) -> None:
+    ended = run(RATES, tmp_path, backend)
+    assert ended.status == 0, ended.err
+    weights = json.loads(ended.out.splitlines()[-1])
+    steps = 6  # 44 samples, 8 at a time
+    moved = [before - after for before, after in itertools.pairwise(weights)]
+    expected = [0.02 * lr.warmup_factor(step / steps, 2.0, 2.0) for step in range(3 * steps)]
+    assert moved == pytest.approx(expected, abs=1e-6)
+    assert expected[0] == pytest.approx(0.01)
+    # What is recorded is the rate of the epoch's last step.
+    assert [epoch["lr"] for epoch in epochs(tmp_path)] == pytest.approx([expected[5], expected[11], expected[17]])
+    assert "learning rate (0.01 for one rank, rule linear, 2 ranks)" in ended.out
+
+
+@pytest.mark.ranks
+def test_several_steps_per_call_and_several_fits_are_recorded_in_full(tmp_path: Path) -> None:
+    ended = run(SEVERAL, tmp_path, "tensorflow")
+    assert ended.status == 0, ended.err
+    recorded = [(epoch["epoch"], epoch["samples"]) for epoch in epochs(tmp_path)]
+    assert recorded == [(1, 40), (2, 40), (3, 40)]
+    assert (tmp_path / "run" / "checkpoints-2").is_dir()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_loss_that_is_no_number_on_one_rank_ends_all_in_that_step(backend: str, tmp_path: Path) -> None:
+    ended = run(NO_NUMBER, tmp_path, backend)
+    assert ended.status == 1, ended.err
+    assert "trained" not in ended.out
+    assert ended.err.count("the training loss is nan in epoch 1") == 1
+    assert "Traceback" not in ended.err
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
+    (entry,) = epochs(tmp_path)
+    assert (entry["epoch"], entry["train_loss"], entry["samples"]) == (1, None, 24)
