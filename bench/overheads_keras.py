@@ -1,9 +1,10 @@
 """What the clock, the noise scale and the replica check cost a Keras training, in one run of real ranks.
 
-    python bench/overheads_keras.py --ranks 2 --steps 300
+    python bench/overheads_keras.py --ranks 2 --turns 5
 
-Two models with the same weights train in turns of 20 steps: one as `hvdtrain.keras` trains by default, one whose graph has no clock
-and takes no norms. The replica check is timed by itself and charged to every 100th step.
+Two models with the same weights train in turns of 60 steps, now the one first, now the other: one as `hvdtrain.keras` trains by
+default, one whose graph has no clock and takes no norms. The first five steps of a turn do not count. Printed is the median of the
+ratios of neighbouring turns, and their quartiles. The replica check is timed by itself and charged to every 200th step.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import numpy as np
 import hvdtrain.keras as hk
 from hvdtrain._keras import replicas
 from hvdtrain._keras.optimizer import synchronization
+from hvdtrain._keras.start import gather_objects
 from hvdtrain._keras.training import REPLICA_EVERY
 
-TURN = 20
+TURN = 60
+WARM_UP = 5
 
 
 class Steps(keras.callbacks.Callback):
@@ -55,7 +58,7 @@ def model_of(width: int, measuring: bool) -> Any:
     return model
 
 
-def measure(steps: int, width: int) -> dict[str, float]:
+def measure(turns: int, width: int) -> dict[str, float]:
     """Medians in seconds."""
     hk.init()
     size = hk.world().size
@@ -63,37 +66,41 @@ def measure(steps: int, width: int) -> dict[str, float]:
     train = hk.loader(x, np.zeros(len(x), int), batch_size=32)
     models = {"with": model_of(width, True), "without": model_of(width, False)}
     clocks = {name: Steps() for name in models}
-    checks = []
-    for turn in range(-1, steps // TURN):
-        for name, model in models.items():
+    checks, ratios = [], []
+    for turn in range(turns):
+        for name in sorted(models, reverse=turn % 2 == 0):
+            model = models[name]
             own = [clocks[name], *hk.callbacks(checkpoints=False, replica_check=False)]
             model.fit(train, epochs=1, callbacks=own, verbose=0)
-            if turn < 0:
-                clocks[name].seconds.clear()  # tracing
-            # The first step of each fit traces anew.
-            else:
-                del clocks[name].seconds[-TURN]
-        began = time.perf_counter()
-        replicas.check(models["with"].trainable_variables, 1)
-        checks.append(time.perf_counter() - began)
+            # Each `fit` traces its graph anew.
+            del clocks[name].seconds[-TURN : WARM_UP - TURN]
+        halves = [statistics.median(clocks[name].seconds[WARM_UP - TURN :]) for name in models]
+        ratios.append(halves[0] / halves[1])
+        time.sleep(0.5)  # threads of Keras still read ahead for a while
+        for _ in range(3):
+            gather_objects(None)  # ranks end a fit at different times; the check must not be charged with that
+            began = time.perf_counter()
+            replicas.check(models["with"].trainable_variables, 1)
+            checks.append(time.perf_counter() - began)
     medians = {name: statistics.median(clock.seconds) for name, clock in clocks.items()}
-    return {**medians, "check": statistics.median(checks)}
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    spread = {"clock and norms": middle, "lower quartile": low, "upper quartile": high}
+    return {**medians, "check": statistics.median(checks), **spread}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.rank:
         command = [sys.executable, "-m", "hvdtrain.launch", "-n", str(options.ranks), __file__, "--rank"]
-        command += ["--steps", str(options.steps), "--width", str(options.width)]
+        command += ["--turns", str(options.turns), "--width", str(options.width)]
         sys.exit(subprocess.run(command, check=False).returncode)
-    found = measure(options.steps, options.width)
+    found = measure(options.turns, options.width)
     if hk.world().rank == 0:
-        found["clock and norms"] = found["with"] / found["without"]
         found["replica check"] = 1 + found["check"] / (REPLICA_EVERY * found["without"])
         place = f"{hk.world().size} ranks on {os.cpu_count()} cores, {keras.backend.backend()}"
         print(json.dumps({"machine": place, "width": options.width, **found}, indent=1))

@@ -12,7 +12,7 @@ from hvdtrain.errors import UserError
 from hvdtrain.world import World
 
 #: Squared norms of gradients cost a pass over them; every so many steps is enough for a mean over an epoch.
-NORM_EVERY = 10
+NORM_EVERY = 50
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def callbacks(
     Args:
         checkpoints: None: under the run folder, if there is one; a path; False: none.
         keep: newest checkpoints that stay, besides the best.
-        replica_check: compare the ranks' parameters after the first step and every 100 steps.
+        replica_check: compare the ranks' parameters after the first step and every 200 steps.
         monitor: name in the logs whose best value marks the best checkpoint; default: validation accuracy, else a loss.
     """
     return [Training(checkpoints, keep, replica_check, monitor)]

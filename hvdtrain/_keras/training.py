@@ -22,7 +22,7 @@ from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
-REPLICA_EVERY = 100
+REPLICA_EVERY = 200
 
 
 class Training(keras.callbacks.Callback):  # type: ignore[misc]

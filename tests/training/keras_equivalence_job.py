@@ -75,6 +75,16 @@ class Overflowing(keras.Model):
         return self.dense(x * (1.0 + keras.ops.cast(x[:, :1] > 999, "float32") * 1e34))
 
 
+class Began(keras.callbacks.Callback):
+    """Remembers the weights before the first step."""
+
+    weights: list[Any]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            Began.weights = [np.asarray(value, "float64") for value in self.model.get_weights()]
+
+
 Case = tuple[Callable[[], keras.Model], Callable[[], Optimizer], dict[str, Any]]
 
 
@@ -145,8 +155,10 @@ def train(name: str, union: int) -> dict[str, list[Any]]:
     model.compile(optimizer, loss_of(from_logits=True), run_eagerly=options.get("eager", False), jit_compile=False)
     x, y = samples(options.get("n", 96), 7, options.get("whole", False), options.get("huge", False))
     train = hk.loader(x, y, batch_size=union // world.size, seed=3)
-    model.fit(train, epochs=2, callbacks=hk.callbacks(checkpoints=False), verbose=0)
+    model.fit(train, epochs=2, callbacks=[Began(), *hk.callbacks(checkpoints=False)], verbose=0)
     ended = {"weights": [np.asarray(value, "float64") for value in model.get_weights()]}
+    if name.startswith("gradients_none"):
+        ended["began"] = gather_objects(Began.weights)[0]
     if options.get("policy") == "mixed_float16":
         ended["scale"] = [np.asarray(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale), "float64")]
     keras.config.set_dtype_policy("float32")

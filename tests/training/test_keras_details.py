@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hvdtrain import lr
-from tests.worlds import run_world
+from hvdtrain.data.shard import epoch_order, shard
+from hvdtrain.noise import NoiseScale
+from tests.worlds import Ended, run_world
 
 HEAD = """
 import json, os, signal, sys
@@ -62,11 +65,21 @@ print("trained")
 """
 )
 
+NOISE = (
+    HEAD
+    + """
+x = np.load(sys.argv[1])
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(1e-9), lr_rule="none"), loss)
+model.fit(hk.loader(x, x[:, :1], batch_size=8, seed=5), epochs=1, callbacks=hk.callbacks(), verbose=0)
+"""
+)
 
-def run(script: str, folder: Path, backend: str, ranks: int = 2) -> Any:
+
+def run(script: str, folder: Path, backend: str, *arguments: object) -> Ended:
     (folder / "script.py").write_text(script)
     options = ["--run-dir", str(folder / "run")]
-    return run_world(ranks, folder / "script.py", options=options, KERAS_BACKEND=backend)
+    return run_world(2, folder / "script.py", *arguments, options=options, KERAS_BACKEND=backend)
 
 
 def epochs(folder: Path) -> list[dict[str, Any]]:
@@ -109,3 +122,22 @@ def test_a_loss_that_is_no_number_on_one_rank_ends_all_in_that_step(backend: str
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
     (entry,) = epochs(tmp_path)
     assert (entry["epoch"], entry["train_loss"], entry["samples"]) == (1, None, 24)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_noise_scale_and_norm_are_those_of_the_measured_step(backend: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(0.5, 1.0, (960, 4)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    ended = run(NOISE, tmp_path, backend, tmp_path / "x.npy")
+    assert ended.status == 0, ended.err
+    # The gradient is the mean of the inputs; of 60 steps the 50th is measured.
+    order = epoch_order(len(x), 5, 1)
+    parts = [list(shard(order, 8, rank, 2))[49].indices for rank in range(2)]
+    small = float(np.mean([np.square(x[part].mean(0)).sum() for part in parts]))
+    big = float(np.square(x[np.concatenate(parts)].mean(0)).sum())
+    estimate = NoiseScale()
+    estimate.add(small, big, 8, 16)
+    (entry,) = epochs(tmp_path)
+    assert entry["noise_scale"] == pytest.approx(estimate.value(), rel=1e-3)
+    assert entry["grad_norm"] == pytest.approx(big**0.5, rel=1e-5)
