@@ -61,6 +61,16 @@ class Saved:
             return f"it cannot be read ({error.strerror})"
 
 
+def check_keep(keep: int) -> None:
+    """Refuse a number of checkpoints that would leave none to go on from.
+
+    Raises:
+        UserError: it is less than 1.
+    """
+    if keep < 1:
+        raise UserError(f"keep={keep}: at least the newest checkpoint must stay")
+
+
 class Store:
     """The checkpoints of one training.
 
@@ -70,8 +80,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise UserError(f"keep={keep}: at least the newest checkpoint must stay")
+        check_keep(keep)
         self.folder = folder
         self.keep = keep
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
 import hvdtrain
 from hvdtrain import record
+from hvdtrain.errors import UserError
 from hvdtrain.world import World
 
 
@@ -50,4 +52,25 @@ def record_start(
             "versions": versions,
             **facts,
         },
+    )
+
+
+class SeveralForOne(UserError):
+    """Several ranks of a job for one process; no rank has met another yet, but all say the same."""
+
+    agreed = True
+
+
+def refuse_several(place: World, strategy: str) -> None:
+    """A strategy of one process must not run in a world of several, each of which would train by itself.
+
+    Raises:
+        SeveralForOne: it does.
+    """
+    if place.size == 1:
+        return
+    # Launchers end all ranks as soon as one leaves: rank 0 speaks first.
+    time.sleep(0.0 if place.rank == 0 else 2.0)
+    raise SeveralForOne(
+        f'strategy "{strategy}" is one process, but {place.size} ranks were started; start one, or take strategy "horovod"'
     )

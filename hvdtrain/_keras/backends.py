@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from hvdtrain.errors import UserError
+from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
 #: Squared norms of gradients cost a pass over them; every so many steps is enough for a mean over an epoch.
@@ -73,19 +74,53 @@ class Wire(Protocol):
         """Whether `finite` is true on all ranks."""
 
 
+class Messages(Protocol):
+    """Between steps, all ranks make the same of these calls in the same order."""
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over all ranks, in double precision."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """`value` of every rank, in order of ranks."""
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        """`value` of rank 0."""
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Overwrite Keras variables with rank 0's, bit by bit."""
+
+
+class Replicas(Protocol):
+    """Of a strategy that drives several devices from one process.
+
+    Attributes:
+        number: devices, each of which trains on its part of every step.
+    """
+
+    number: int
+
+    def spread(self, data: Any) -> Any:
+        """What `model.fit` takes, from a loader whose every batch all devices share."""
+
+
 class Backend(Protocol):
-    """See `hvdtrain._keras.tensorflow_backend` and `torch_backend`."""
+    """See `hvdtrain._keras.tensorflow_backend` and `torch_backend`.
+
+    Attributes:
+        strategies: those that it has.
+    """
 
     framework: str
     package: str
+    strategies: tuple[str, ...]
 
-    def horovod(self) -> Any: ...
+    def start(self, session: Session, strategy: str) -> str: ...
+    def ranks(self) -> Messages: ...
+    def replicas(self) -> Replicas | None: ...
     def visible_gpus(self) -> int: ...
-    def use(self, place: World) -> None: ...
+    def use(self, place: World, strategy: str) -> None: ...
     def device_name(self, place: World) -> str: ...
     def threads(self) -> int: ...
-    def sum(self, values: Sequence[float]) -> list[float]: ...
-    def broadcast(self, variables: Sequence[Any]) -> None: ...
     def wire(self, compression: str) -> Wire: ...
     def random_state(self) -> Any: ...
     def set_random_state(self, state: Any) -> None: ...

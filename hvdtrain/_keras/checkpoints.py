@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from hvdtrain import record
 from hvdtrain._keras.start import from_rank_zero, gather_objects, world
-from hvdtrain.checkpoint import CheckpointError, Store
+from hvdtrain.checkpoint import CheckpointError, Store, check_keep
 from hvdtrain.errors import UserError, agreed
 
 _MODULES = ("numpy", "ml_dtypes", "builtins", "collections", "_codecs")
@@ -24,6 +24,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path | None, keep: int) -> None:
         self.folder = folder
+        check_keep(keep)
         self._store = Store(folder, keep) if folder is not None else None
 
     def save(self, content: dict[str, Any], own: dict[str, Any], epoch: int, step: int, score: float | None) -> None:

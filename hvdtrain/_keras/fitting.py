@@ -11,6 +11,7 @@ import keras
 
 from hvdtrain import stop
 from hvdtrain._keras import state
+from hvdtrain._keras.backends import backend
 from hvdtrain._keras.loader import Loader, loader, validation_loader
 from hvdtrain._keras.metrics import world_metrics
 from hvdtrain._keras.optimizer import (
@@ -136,6 +137,9 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
+    if (devices := backend().replicas()) is not None:
+        arguments["x"] = devices.spread(train)
+        arguments["validation_data"] = devices.spread(arguments["validation_data"])
     with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
         try:
             history = original(model, **arguments)

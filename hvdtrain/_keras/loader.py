@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain._keras.start import world
+from hvdtrain._keras.start import in_process, world
 from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
 from hvdtrain.errors import UserError
 
@@ -18,7 +18,7 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
 
     Attributes:
         epoch: whose batches it gives, from 1; `fit` sets it.
-        batch_size: samples per rank and step.
+        batch_size: samples of this rank in a step, on all its devices.
         n_samples: of the whole data set.
     """
 
@@ -35,6 +35,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: tuple[int, int, list[ShardBatch]] = (0, 0, [])
         self.epoch = 1
         self._skipped = 0
+        #: Last steps that would leave a device of this process without a sample, and batch normalisation without a mean.
+        self._too_small = int(0 < self.n_samples % batch_size < in_process() and uneven == "pad")
         try:
             steps_per_epoch(self.n_samples, batch_size, world().size, uneven)
         except ValueError as error:
@@ -50,12 +52,13 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         if (epoch, skipped) != (self.epoch, self._skipped):
             order = epoch_order(self.n_samples, self._seed, self.epoch, self._shuffle)[self._skipped :]
             batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
+            del batches[len(batches) - self._too_small :]
             self._batches = (self.epoch, self._skipped, batches)
         return batches
 
     def __len__(self) -> int:
         """Steps in an epoch, the same on every rank; of an epoch that goes on in its middle, all of them too."""
-        return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven)
+        return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven) - self._too_small
 
     def __getitem__(self, step: int) -> tuple[Any, ...]:
         # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
@@ -98,7 +101,7 @@ def loader(
     seed: int = 0,
     **options: Any,
 ) -> Loader:
-    """Training data for `model.fit`: `batch_size` samples of them for this rank in each step.
+    """Training data for `model.fit`: `batch_size` samples of them for each device in each step.
 
     Args:
         x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed.
@@ -116,7 +119,7 @@ def loader(
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     if uneven not in ("pad", "drop"):
         raise UserError(f'uneven="{uneven}" is not one of "pad", "drop"')
-    return Loader(_given(x, y, sample_weight), batch_size, shuffle, uneven, seed, options)
+    return Loader(_given(x, y, sample_weight), batch_size * in_process(), shuffle, uneven, seed, options)
 
 
 def validation_loader(
@@ -125,7 +128,7 @@ def validation_loader(
     """This rank's share of the data for evaluation: the shares are disjoint and cover it. Arguments as for `loader`."""
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
-    return ValidationLoader(_given(x, y, sample_weight), batch_size, options)
+    return ValidationLoader(_given(x, y, sample_weight), batch_size * in_process(), options)
 
 
 def _given(*arrays: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdtrain._keras.backends import backend
 from hvdtrain._keras.start import sum_over_ranks, world
 from hvdtrain.errors import UserError
 
@@ -79,6 +80,8 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     """
     if world().rank != 0:
         options["verbose"] = 0
+    if (devices := backend().replicas()) is not None:
+        x = devices.spread(x)
     with world_metrics(model):
         result: dict[str, float] = model.evaluate(x, y, return_dict=True, **options)
     return result

@@ -16,7 +16,7 @@ import keras
 from hvdtrain import lr as rates
 from hvdtrain import record
 from hvdtrain._keras.backends import Wire, backend
-from hvdtrain._keras.start import world
+from hvdtrain._keras.start import in_process, replicas, strategy, world
 from hvdtrain.errors import UserError, nearest
 
 SomeOptimizer = TypeVar("SomeOptimizer", bound=keras.optimizers.Optimizer)
@@ -89,6 +89,10 @@ class _Averaging:
         grads = synchronization(self).wire.average(list(grads), list(self._hvdtrain_names.names))
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        # Keras' own sum under a strategy of TensorFlow: `average` has done it, before clipping.
+        return grads_and_vars
+
     def _get_current_learning_rate(self: Any) -> Any:
         rate = super()._get_current_learning_rate()  # type: ignore[misc]
         state = synchronization(self)
@@ -122,7 +126,7 @@ class _AgreeingOnScale:
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]
-        return synchronization(self).wire.agreed_finite(finite) if world().size > 1 else finite
+        return synchronization(self).wire.agreed_finite(finite) if replicas() > 1 else finite
 
 
 class _WireNames:
@@ -162,9 +166,13 @@ def DistributedOptimizer(
         )
     if warmup_epochs < 0:
         raise UserError(f"warmup_epochs={warmup_epochs} is negative")
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        _refuse_condition("gradient_accumulation_steps")
+    if in_process() > 1 and getattr(optimizer, "ema_overwrite_frequency", None):
+        _refuse_condition("ema_overwrite_frequency")
     inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
     rule = _rule(lr_rule, type(inner).__name__)
-    scaling = rates.scale(rule, world().size)
+    scaling = rates.scale(rule, replicas())
     base = _scale_rate(inner, scaling)
     state = Synchronization(backend().wire(compression), rule, scaling, base, warmup_epochs, steps_per_epoch)
     _become(inner, _Averaging, state)
@@ -175,7 +183,7 @@ def DistributedOptimizer(
         optimizer = keras.optimizers.LossScaleOptimizer(inner)
         agree_on_scale(optimizer)
     if world().rank == 0:
-        if base is not None and (warning := rates.check(type(inner).__name__, base, world().size)):
+        if base is not None and (warning := rates.check(type(inner).__name__, base, replicas())):
             warnings.warn(warning, stacklevel=2)
         record.note(lr_rule=rule, warmup_epochs=warmup_epochs, lr=None if base is None else base * scaling)
     return optimizer
@@ -208,6 +216,7 @@ def _scale_rate(optimizer: Any, scaling: float) -> float | None:
 def agree_on_scale(optimizer: Any) -> None:
     """Make a loss-scaling optimizer around a distributed one decide together with all ranks."""
     state = synchronization(optimizer.inner_optimizer)
+    _refuse_condition("the loss scaling of mixed_float16 (mixed_bfloat16 needs none)")
     state.scaled = True
     _become(optimizer, _AgreeingOnScale, state)
 
@@ -243,6 +252,14 @@ def synchronization(optimizer: Any) -> Synchronization:
 def is_upstreams(optimizer: Any) -> bool:
     """Whether Horovod's own wrapper made it, which on Keras 3 averages nothing."""
     return hasattr(type(optimizer), "_HAS_AGGREGATE_GRAD") or hasattr(optimizer, "register_local_var")
+
+
+def _refuse_condition(what: str) -> None:
+    if replicas() > 1 and strategy() != "horovod":
+        raise UserError(
+            f'{what} makes the update depend on a condition, under which TensorFlow\'s strategy "{strategy()}" cannot add up '
+            'gradients; take strategy "horovod"'
+        )
 
 
 def _refuse(optimizer: Any) -> None:

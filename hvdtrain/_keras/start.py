@@ -8,45 +8,77 @@ from typing import Any
 from hvdtrain import launch
 from hvdtrain import world as worlds
 from hvdtrain._keras.backends import backend
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
-from hvdtrain.starting import record_start
+from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.world import World
 
 
-def init() -> World:
+def init(strategy: str = "horovod") -> World:
     """Join the world that the launcher started, and return this rank's place in it.
 
     Every check happens before Horovod starts. A process that nothing launched is a world of one, and needs no Horovod.
     From here on `model.fit` refuses an optimizer that would train each rank by itself. Calling it again returns the same world.
 
+    Args:
+        strategy: what averages gradients: "horovod", or to compare with it, on TensorFlow, "multiworker" (one process per device,
+            as for Horovod), "mirrored" or "tpu" (one process drives all devices); "single" for one process and one device.
+
     Raises:
         UserError: what keeps the world from starting, and what to do; or a backend of Keras that Horovod does not know.
     """
-    if launch.active is not None:
-        return launch.active.world
-    place = worlds.detect()
+    global _strategy
     own = backend()
+    if strategy not in own.strategies:
+        raise UserError(
+            f'strategy="{strategy}" is not one of {", ".join(own.strategies)}{nearest(strategy, own.strategies)} '
+            f"(Keras runs on {own.package})"
+        )
+    if launch.active is not None:
+        if strategy != _strategy:
+            raise UserError(f'init(strategy="{strategy}") after init(strategy="{_strategy}"): a process has one world')
+        return launch.active.world
+    _strategy = strategy
+    place = worlds.detect()
     place = place.on(worlds.choose_device(own.visible_gpus(), place))
     session = launch.active = Session(place, own.framework)
+    controller = None
     try:
+        if strategy in ("single", "mirrored", "tpu"):
+            refuse_several(place, strategy)
         session.prepare()
-        own.use(place)
+        own.use(place, strategy)
         if place.size > 1:
-            hvd = own.horovod()
-            hvd.init()
-            session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+            controller = own.start(session, strategy)
     except UserError:
         launch.active = session if session.world.size > 1 else None
         raise
-    controller = None if place.size == 1 else "mpi" if own.horovod().mpi_enabled() else "gloo"
     packages = ("keras", own.package, "horovod", "numpy")
-    facts = {"controller": controller, "strategy": "horovod", "threads": own.threads()}
+    facts = {"controller": controller, "strategy": strategy, "replicas": replicas(), "threads": own.threads()}
     record_start(place, own.device_name(place), packages, gather_objects, **facts)
     from hvdtrain._keras.fitting import guard_fit
 
     guard_fit()
     return place
+
+
+_strategy = "horovod"
+
+
+def strategy() -> str:
+    """What `init` was given."""
+    return _strategy
+
+
+def in_process() -> int:
+    """Devices that this process drives."""
+    found = backend().replicas()
+    return 1 if found is None else found.number
+
+
+def replicas() -> int:
+    """Devices that train alongside each other, each on its part of a step: what the learning rate is scaled with."""
+    return world().size * in_process()
 
 
 def world() -> World:
@@ -75,7 +107,7 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
     if world().size == 1 or not values:
         return list(values)
     with session().waiting():
-        return backend().sum(values)
+        return backend().ranks().add(values)
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -83,8 +115,7 @@ def gather_objects(value: Any) -> list[Any]:
     if world().size == 1:
         return [value]
     with session().waiting():
-        gathered: list[Any] = backend().horovod().allgather_object(value)
-    return gathered
+        return backend().ranks().gather_objects(value)
 
 
 def from_rank_zero(value: Any, what: str) -> Any:
@@ -92,4 +123,4 @@ def from_rank_zero(value: Any, what: str) -> Any:
     if world().size == 1:
         return value
     with session().waiting():
-        return backend().horovod().broadcast_object(value, root_rank=0, name=what)
+        return backend().ranks().broadcast_object(value, what)

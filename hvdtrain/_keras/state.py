@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.optimizer import synchronization
-from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
+from hvdtrain._keras.start import gather_objects, in_process, session, sum_over_ranks, world
 from hvdtrain.errors import UserError, agreed
 
 _SEED_STRIDE = 1_000_003
@@ -41,7 +41,7 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
         shapes = [(variable.path, tuple(variable.shape)) for variable in [*model.variables, *optimizer.variables]]
         _same_everywhere(shapes)
         with session().waiting():
-            backend().broadcast([*_weights(model), *_seeds(model), *optimizer.variables])
+            backend().ranks().broadcast([*_weights(model), *_seeds(model), *optimizer.variables])
         for variable in _seeds(model):
             seed = keras.ops.convert_to_numpy(variable).copy()
             seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
@@ -104,8 +104,11 @@ def statistics(model: Any) -> list[Any]:
 
 
 def average_statistics(model: Any) -> None:
-    """Replace each rank's moving statistics by their mean over the ranks: for evaluation and for saving."""
+    """Replace each device's moving statistics by their mean over all devices: for evaluation and for saving."""
     variables = statistics(model)
+    if in_process() > 1:
+        # Reading such a variable gives the mean over this process' devices, writing it sets them all.
+        _assign(variables, _values(variables))
     if world().size == 1 or not variables:
         return
     values = [keras.ops.convert_to_numpy(variable) for variable in variables]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvdtrain._keras.backends import Wire
+from hvdtrain._keras.mirrored import ONE_PROCESS, Replicas
+from hvdtrain._keras.tensorflow_ranks import HorovodRanks, Ranks
 from hvdtrain._keras.tensorflow_wire import TensorFlowWire
+from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
 
@@ -20,18 +21,21 @@ class TensorFlow:
     framework = "tensorflow"
     package = "tensorflow"
 
-    def horovod(self) -> Any:
-        """Horovod for TensorFlow, which needs no GPU to be imported."""
-        import horovod.tensorflow as hvd
+    strategies: tuple[str, ...] = ("horovod", "mirrored", "multiworker", "tpu", "single")
 
-        return hvd
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+        self._replicas: Replicas | None = None
 
     def visible_gpus(self) -> int:
         """GPUs that TensorFlow sees."""
         return len(tf.config.list_physical_devices("GPU"))
 
-    def use(self, place: World) -> None:
-        """Take this rank's device and no more cores than it was given."""
+    def use(self, place: World, strategy: str) -> None:
+        """Take this rank's device, or the devices of a strategy that has several, and no more cores than it was given."""
+        if strategy in ONE_PROCESS:
+            self._replicas = Replicas(strategy)
+            return
         if place.device != "cpu":
             gpu = tf.config.list_physical_devices("GPU")[int(place.device.partition(":")[2] or 0)]
             tf.config.set_visible_devices(gpu, "GPU")
@@ -43,6 +47,25 @@ class TensorFlow:
             tf.config.threading.set_intra_op_parallelism_threads(int(given))
             tf.config.threading.set_inter_op_parallelism_threads(max(2, int(given)))
 
+    def start(self, session: Session, strategy: str) -> str:
+        """Start what carries gradients between ranks; returns its controller."""
+        if strategy == "multiworker":
+            from hvdtrain._keras.multiworker import MultiWorker
+
+            self._ranks = MultiWorker(session)
+        else:
+            self._ranks = HorovodRanks(session)
+        return self._ranks.controller
+
+    def ranks(self) -> Ranks:
+        """How this rank talks to the others; only in a world of several."""
+        assert self._ranks is not None
+        return self._ranks
+
+    def replicas(self) -> Replicas | None:
+        """Of a strategy that drives several devices from one process."""
+        return self._replicas
+
     def device_name(self, place: World) -> str:
         """Model of the GPU, or "cpu"."""
         if place.device == "cpu":
@@ -53,21 +76,6 @@ class TensorFlow:
     def threads(self) -> int:
         """Threads that an operation may use."""
         return int(tf.config.threading.get_intra_op_parallelism_threads()) or os.cpu_count() or 1
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise over all ranks, in double precision."""
-        hvd = self.horovod()
-        total = hvd.allreduce(tf.constant(list(values), tf.float64), op=hvd.Sum, name="hvdtrain.sum")
-        return [float(value) for value in total.numpy()]
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Overwrite Keras variables with rank 0's, bit by bit: as bytes, since Horovod does not know every type."""
-        hvd = self.horovod()
-        for index, variable in enumerate(variables):
-            raw = variable.numpy()
-            data = np.frombuffer(np.ascontiguousarray(raw).tobytes(), np.uint8)
-            received = hvd.broadcast(tf.constant(data), 0, name=f"hvdtrain.state.{index}").numpy()
-            variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
 
     def random_state(self) -> Any:
         """Keras layers draw from variables of the model here; there is nothing else."""
@@ -81,4 +89,6 @@ class TensorFlow:
 
     def wire(self, compression: str) -> Wire:
         """What an optimizer sends."""
-        return TensorFlowWire(compression)
+        if self._replicas is not None:
+            return self._replicas.wire(compression)
+        return TensorFlowWire(self._ranks, compression)

@@ -1,8 +1,4 @@
-"""What a Keras optimizer sends on TensorFlow, and the clock beside it.
-
-In a graph each gradient is sent by itself, as soon as it is computed, so that sending hides behind the rest of the backward pass;
-Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all go as one group.
-"""
+"""What a Keras optimizer sends on TensorFlow, and the clock beside it."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain._keras import compression as wire_formats
 from hvdtrain._keras.backends import NORM_EVERY, Agreed
 from hvdtrain._keras.start import world
+from hvdtrain._keras.tensorflow_ranks import Ranks
 
 _MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
 
@@ -21,7 +17,8 @@ _MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
 class TensorFlowWire:
     """Implements `backends.Wire`. State that graphs read or write is in variables; those are no part of any model."""
 
-    def __init__(self, compression: str) -> None:
+    def __init__(self, ranks: Ranks | None, compression: str) -> None:
+        self._ranks = ranks
         self._compression = compression
         self._on_cpu = not tf.config.get_visible_devices("GPU")
         self._base = time.time()
@@ -85,9 +82,8 @@ class TensorFlowWire:
         if not tf.executing_eagerly():
             self._fingerprint = float(1 + sum((index + 1) * flag for index, flag in enumerate(absent)) % 65521)
             return grads
-        hvd = _horovod()
-        present = hvd.allreduce(tf.constant([float(not flag) for flag in absent]), op=hvd.Sum, name="hvdtrain.present")
-        counts = present.numpy()
+        assert self._ranks is not None
+        counts = self._ranks.sum(tf.constant([float(not flag) for flag in absent]), "present").numpy()
         return [
             tf.zeros(variable.shape, variable.dtype) if grad is None and counts[index] else grad
             for index, (grad, variable) in enumerate(zip(grads, variables, strict=True))
@@ -97,33 +93,18 @@ class TensorFlowWire:
         self._mark("reduce_began", grads)
         flags = [tf.convert_to_tensor(self._stop), tf.convert_to_tensor(self._no_number)]
         control = tf.stack([*flags, tf.constant(self._fingerprint)])
-        if world().size == 1:
+        if self._ranks is None:
             averaged = grads
-        elif tf.executing_eagerly():
-            averaged, control = self._grouped(_horovod(), grads, names, control)
         else:
-            hvd = _horovod()
-            control = hvd.allreduce(control, op=hvd.Sum, name="hvdtrain.control")
-            averaged = wire_formats.average(hvd, grads, names, self._compression)
+            averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
         self._add_norms(grads, averaged)
         return averaged
 
-    def _grouped(self, hvd: Any, grads: list[Any], names: list[str], control: Any) -> tuple[list[Any], Any]:
-        if self._compression == "bf16" or any(isinstance(grad, tf.IndexedSlices) for grad in grads):
-            control = hvd.allreduce(control, op=hvd.Sum, name="hvdtrain.control")
-            return wire_formats.average(hvd, grads, names, self._compression), control
-        sent = [wire_formats.compressed(grad, self._compression) for grad in grads]
-        # One group has one operation: the control's average times the size is its sum.
-        *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
-        averaged = [tf.cast(each, grad.dtype) for each, grad in zip(received, grads, strict=True)]
-        return averaged, control * hvd.size()
-
     def agreed_finite(self, finite: Any) -> Any:
-        hvd = _horovod()
-        everywhere = hvd.allreduce(tf.cast(finite, tf.float32), op=hvd.Sum, name="hvdtrain.finite")
-        return tf.greater(everywhere, hvd.size() - 0.5)
+        assert self._ranks is not None
+        return tf.greater(self._ranks.sum(tf.cast(finite, tf.float32), "finite"), world().size - 0.5)
 
     # --- measuring ---
 
@@ -173,9 +154,3 @@ class TensorFlowWire:
 def _square(tensors: list[Any]) -> Any:
     # One pass without a copy; l2_loss is half the sum of squares.
     return 2.0 * tf.add_n([tf.cast(tf.nn.l2_loss(tf.cast(each, tf.float32)), tf.float64) for each in tensors])
-
-
-def _horovod() -> Any:
-    import horovod.tensorflow as hvd
-
-    return hvd

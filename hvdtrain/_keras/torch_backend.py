@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import torch
 
-from hvdtrain._keras.backends import NORM_EVERY, Agreed, Wire
+from hvdtrain._keras.backends import NORM_EVERY, Agreed, Messages, Wire
 from hvdtrain._keras.start import session, world
 from hvdtrain.errors import UserError
+from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
 
@@ -21,17 +22,27 @@ class Torch:
     framework = "torch"
     package = "torch"
 
-    def horovod(self) -> Any:
-        """Horovod for PyTorch."""
-        import horovod.torch as hvd
+    strategies: tuple[str, ...] = ("horovod", "single")
 
-        return hvd
+    def start(self, session: Session, strategy: str) -> str:
+        """Start Horovod; returns its controller."""
+        hvd = _horovod()
+        hvd.init()
+        session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+        return "mpi" if hvd.mpi_enabled() else "gloo"
+
+    def ranks(self) -> Messages:
+        """How this rank talks to the others."""
+        return _HorovodMessages()
+
+    def replicas(self) -> None:
+        """One process has one device here."""
 
     def visible_gpus(self) -> int:
         """GPUs that PyTorch sees."""
         return torch.cuda.device_count()
 
-    def use(self, place: World) -> None:
+    def use(self, place: World, strategy: str) -> None:
         """Take this rank's device. Threads follow OMP_NUM_THREADS by themselves."""
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
@@ -43,21 +54,6 @@ class Torch:
     def threads(self) -> int:
         """Threads that an operation may use."""
         return torch.get_num_threads()
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise over all ranks, in double precision."""
-        hvd = self.horovod()
-        total = hvd.allreduce(torch.tensor(list(values), dtype=torch.float64), op=hvd.Sum, name="hvdtrain.sum")
-        return [float(value) for value in total.tolist()]
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Overwrite Keras variables with rank 0's, bit by bit: as bytes, since Horovod does not know every type."""
-        hvd = self.horovod()
-        for index, variable in enumerate(variables):
-            value = variable.value.detach().contiguous()
-            shape, dtype = value.shape, value.dtype
-            received = hvd.broadcast(value.reshape(-1).view(torch.uint8), 0, name=f"hvdtrain.state.{index}")
-            variable.assign(received.view(dtype).reshape(shape))
 
     def random_state(self) -> Any:
         """Of PyTorch's own generators, from which Keras layers draw here: arrays, so that a checkpoint holds plain values."""
@@ -80,6 +76,30 @@ class Torch:
         if compression == "bf16":
             raise UserError('compression="bf16" needs Keras on TensorFlow; on PyTorch "none" and "fp16" are legal')
         return TorchWire(compression)
+
+
+class _HorovodMessages:
+    """Implements `backends.Messages`."""
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        hvd = _horovod()
+        total = hvd.allreduce(torch.tensor(list(values), dtype=torch.float64), op=hvd.Sum, name="hvdtrain.sum")
+        return [float(value) for value in total.tolist()]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        gathered: list[Any] = _horovod().allgather_object(value)
+        return gathered
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        return _horovod().broadcast_object(value, root_rank=0, name=name)
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """As bytes, since Horovod does not know every type."""
+        for index, variable in enumerate(variables):
+            value = variable.value.detach().contiguous()
+            shape, dtype = value.shape, value.dtype
+            received = _horovod().broadcast(value.reshape(-1).view(torch.uint8), 0, name=f"hvdtrain.state.{index}")
+            variable.assign(received.view(dtype).reshape(shape))
 
 
 class TorchWire:

@@ -12,12 +12,13 @@ import keras
 
 from hvdtrain import lr as rates
 from hvdtrain import record, stop
-from hvdtrain._keras import replicas, state
+from hvdtrain._keras import state
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
 from hvdtrain._keras.epochs import EpochMeter, effective_rate, score
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
-from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
+from hvdtrain._keras.replicas import check as check_replicas
+from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
 from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.record import EpochLog
 
@@ -73,7 +74,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Every rank starts from the same state: rank 0's, or that of a checkpoint."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         inner = synchronization(optimizer)
-        steps = self.params.get("steps")
+        steps = self.params.get("steps") or (len(self.loader) if self.loader is not None else None)
         state.refuse_differing_steps(steps)
         if steps:
             inner.steps_per_epoch = inner.steps_per_epoch or steps / (optimizer.gradient_accumulation_steps or 1)
@@ -83,7 +84,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._wire = inner.wire
         self._wire.reset_times()
         if record.run_dir() is not None and world().rank == 0:
-            batch = self.loader.batch_size if self.loader is not None else None
+            batch = self.loader.batch_size // in_process() if self.loader is not None else None
             record.note(batch_size=batch, precision=_precision(self.model))
             first = self.epochs_before + self.done + 1
             self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
@@ -95,7 +96,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Print the rates to come, and note them for the report. A schedule of Keras is known step by step only."""
         if world().rank != 0 or inner.base_rate is None:
             return
-        size, epochs = world().size, self.params["epochs"]
+        size, epochs = replicas(), self.params["epochs"]
         plan = rates.table(inner.base_rate, inner.rule, size, epochs, warmup_epochs=inner.warmup_epochs)
         record.note(lr_table=[dataclasses.astuple(row) for row in plan])
         print(f"hvdtrain: learning rate ({inner.base_rate:g} for one rank, rule {inner.rule}, {size} ranks):")
@@ -157,7 +158,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._restoring = None
         weight = 1.0
         self._part = None
-        if self.loader is not None and batch >= self._skip:
+        # Of data whose length Keras does not know, it begins one batch more.
+        if self.loader is not None and self._skip <= batch < len(self.loader):
             self._part = self.loader.batches()[batch - self._skip]
             weight = self._part.weight
         self._wire.start_step(weight, stop.requested() != 0)
@@ -197,7 +199,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             )
         if self._replica_check and (self._meter.steps == 1 or self._meter.total_steps % REPLICA_EVERY == 0):
-            replicas.check(self.model.trainable_variables, self._meter.total_steps)
+            check_replicas(self.model.trainable_variables, self._meter.total_steps)
         if found.diverged and not hasattr(self.model.optimizer, "inner_optimizer"):
             self._diverged(math.nan)
         if found.stop:

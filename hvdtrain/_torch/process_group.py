@@ -6,7 +6,6 @@ from what it is compared with.
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from hvdtrain._torch.collectives import Collectives, Flight
 from hvdtrain.launch import network
-from hvdtrain.world import World, another_node
+from hvdtrain.world import World
 
 _TIMEOUT = timedelta(seconds=1800)
 
@@ -25,7 +24,7 @@ def start(world: World, horovod: Collectives) -> None:
     """Start torch.distributed among the ranks that Horovod has brought together: NCCL between GPUs, else Gloo."""
     store, listening = None, None
     if world.rank == 0:
-        host = _own_address(world)
+        host = network.own_address(world)
         store = TCPStore(host, 0, world.size, is_master=True, timeout=_TIMEOUT, wait_for_workers=False)
         listening = (host, store.port)
     host, port = horovod.broadcast_object(listening, "process group")
@@ -33,14 +32,6 @@ def start(world: World, horovod: Collectives) -> None:
         store = TCPStore(host, port, world.size, is_master=False, timeout=_TIMEOUT)
     backend = "gloo" if world.device == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_TIMEOUT)
-
-
-def _own_address(world: World) -> str:
-    """Where other ranks reach this one."""
-    if world.nodes <= 1:
-        return "127.0.0.1"
-    peer = another_node(world)
-    return network.choose(None, network.resolve(peer)).address if peer else network.resolve(socket.gethostname())
 
 
 class ProcessGroup:

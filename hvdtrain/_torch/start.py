@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from hvdtrain import world as worlds
 from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
-from hvdtrain.starting import record_start
+from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.world import World
 
 STRATEGIES = ("horovod", "ddp", "single")
@@ -44,12 +43,8 @@ def init(strategy: str = "horovod") -> World:
     place = place.on(worlds.choose_device(torch.cuda.device_count(), place))
     session = launch.active = Session(place, "torch")
     try:
-        if strategy == "single" and place.size > 1:
-            # Launchers end all ranks as soon as one leaves: rank 0 speaks first.
-            time.sleep(0.0 if place.rank == 0 else 2.0)
-            raise SeveralForSingle(
-                f'strategy "single" is one process, but {place.size} ranks were started; start one, or take strategy "horovod"'
-            )
+        if strategy == "single":
+            refuse_several(place, strategy)
         session.prepare()
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
@@ -68,12 +63,6 @@ def init(strategy: str = "horovod") -> World:
         threads=torch.get_num_threads(),
     )
     return place
-
-
-class SeveralForSingle(UserError):
-    """Several ranks of a job for one process; no rank has met another yet, but all say the same."""
-
-    agreed = True
 
 
 def _start(session: Session, strategy: str) -> Collectives:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from hvdtrain.errors import UserError, nearest
+from hvdtrain.world import World, another_node
 
 # Addresses that look like a network and lead nowhere outside this node.
 _INSIDE_ONLY = ("docker", "br-", "virbr", "veth", "podman", "cni")
@@ -103,3 +104,15 @@ def choose(wanted: str | None, peer: str | None) -> Interface:
             f"has ranks on other nodes; set HOROVOD_GLOO_IFACE to one of: {useful}"
         )
     return chosen
+
+
+def own_address(world: World) -> str:
+    """Where the other ranks of `world` reach this one.
+
+    Raises:
+        UserError: no address of this node leads to the others.
+    """
+    if world.nodes <= 1:
+        return "127.0.0.1"
+    peer = another_node(world)
+    return choose(None, resolve(peer)).address if peer else resolve(socket.gethostname())

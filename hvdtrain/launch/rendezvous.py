@@ -10,6 +10,7 @@ One HTTP server, bound to one address, alive for one run. Every path starts with
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -205,6 +206,34 @@ class Client:
         """Close the connection."""
         with self._lock:
             self._drop()
+
+
+def exchange(address: Address, rank: int, size: int, value: str, seconds: float) -> list[str]:
+    """`value` of every rank, in order of ranks, through the key-value store: before any framework can send.
+
+    Raises:
+        TimeoutError: some rank has not given its value after `seconds`; says which.
+    """
+    deadline = time.monotonic() + seconds
+    values: list[str] = []
+    connection = HTTPConnection(address.host, address.port, timeout=seconds)
+    with contextlib.closing(connection):
+
+        def ask(method: str, key: int, body: str | None = None) -> tuple[int, bytes]:
+            connection.request(method, f"/{address.secret}/exchange/{key}", body)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+        ask("PUT", rank, value)
+        while len(values) < size:
+            status, body = ask("GET", len(values))
+            if status == HTTPStatus.OK:
+                values.append(body.decode())
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"rank {len(values)} said nothing within {seconds:g} s")
+            else:
+                time.sleep(0.02)
+    return values
 
 
 def await_address(path: Path, try_to_join: Callable[[Address], Message | None], deadline: float) -> Message:

@@ -41,7 +41,7 @@ from hvdtrain.launch.preflight import (
     own_problem,
     seconds_from,
 )
-from hvdtrain.launch.rendezvous import Address, Client, Server
+from hvdtrain.launch.rendezvous import Address, Client, Server, exchange
 from hvdtrain.launch.watchdog import INTERVAL_SECONDS, Watchdog, leave, say, wait_until
 from hvdtrain.world import World, another_node
 
@@ -163,6 +163,22 @@ class Session:
     def _watch(self, address: Address) -> None:
         self._client = self._client or Client(address, self.world.rank)
         self._watchdog = Watchdog(self.world.rank, self.world.node, self._client, self._stall_timeout, self._supervisor)
+
+    def exchange(self, value: str) -> list[str]:
+        """`value` of every rank, in order of ranks, without any framework. Once, between `hvd.init()` and its shutdown.
+
+        Raises:
+            LaunchError: a rank does not answer, or this launcher leaves no way to ask.
+        """
+        try:
+            if self._file is not None and self._client is not None:
+                address = self._client.address
+                return exchange(address, self.world.rank, self.world.size, value, self._connect_timeout)
+            from mpi4py import MPI
+
+            return list(MPI.COMM_WORLD.allgather(value))
+        except (OSError, ImportError) as error:
+            raise LaunchError(f"the ranks could not tell each other where they listen: {error}") from error
 
     # --- while training ---
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import hvdtrain.keras as hk
-from hvdtrain._keras.start import gather_objects
+from hvdtrain._keras.start import gather_objects, replicas
 from hvdtrain._keras.state import statistics
 from tests.training.keras_loops import LOOPS
 
@@ -154,7 +154,7 @@ def train(name: str, union: int) -> dict[str, list[Any]]:
     model = build()
     model.compile(optimizer, loss_of(from_logits=True), run_eagerly=options.get("eager", False), jit_compile=False)
     x, y = samples(options.get("n", 96), 7, options.get("whole", False), options.get("huge", False))
-    train = hk.loader(x, y, batch_size=union // world.size, seed=3)
+    train = hk.loader(x, y, batch_size=union // replicas(), seed=3)
     model.fit(train, epochs=2, callbacks=[Began(), *hk.callbacks(checkpoints=False)], verbose=0)
     ended = {"weights": [np.asarray(value, "float64") for value in model.get_weights()]}
     if name.startswith("gradients_none"):
@@ -174,7 +174,7 @@ def metrics(union: int) -> dict[str, list[float]]:
     model.compile(optimizer, loss_of(from_logits=True), metrics=named, jit_compile=False)
     x, y = samples(101, 7)
     x_val, y_val = samples(43, 8)
-    train = hk.loader(x, y, batch_size=union // hk.world().size, seed=3)
+    train = hk.loader(x, y, batch_size=union // replicas(), seed=3)
     validation = hk.validation_loader(x_val, y_val, batch_size=10)
     own = [
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.1),
@@ -197,7 +197,7 @@ def normalised(union: int) -> dict[str, Any]:
     model.compile(hk.DistributedOptimizer(SGD(0.01), lr_rule="none"), loss_of(from_logits=True), jit_compile=False)
     x, y = samples(96, 9)
     model.fit(
-        hk.loader(x, y, batch_size=union // hk.world().size),
+        hk.loader(x, y, batch_size=union // replicas()),
         epochs=2,
         callbacks=hk.callbacks(checkpoints=False),
         verbose=0,
@@ -214,12 +214,13 @@ def main() -> None:
     parser.add_argument("--union", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="*")
+    parser.add_argument("--strategy", default="horovod")
     options = parser.parse_args()
-    world = hk.init()
+    world = hk.init(options.strategy)
     on_tensorflow = keras.backend.backend() == "tensorflow"
     names = [name for name in options.cases or CASES if on_tensorflow or name not in TENSORFLOW_ONLY]
     ended = {name: train(name, options.union) for name in names}
-    if not options.cases:
+    if not options.cases and options.strategy == "horovod":
         ended |= {name: loop(options.union) for name, loop in LOOPS[keras.backend.backend()].items()}
     sums = {name: [[float(v.sum()) for v in part] for part in state.values()] for name, state in ended.items()}
     alike = [name for name in ended if any(each[name] != sums[name] for each in gather_objects(sums))]

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import hvdtrain.keras as hk
+from hvdtrain._keras.start import replicas
 
 
 class Signals(keras.callbacks.Callback):
@@ -78,8 +79,9 @@ def main() -> None:
     parser.add_argument("--no-plateau", action="store_true")
     parser.add_argument("--limit-bytes", type=int, help="largest file that rank 0 may write from epoch 3 on")
     parser.add_argument("--deviate", action="store_true", help="change a weight on --rank alone before the first step")
+    parser.add_argument("--strategy", default="horovod")
     options = parser.parse_args()
-    world = hk.init()
+    world = hk.init(options.strategy)
     keras.utils.set_random_seed(1 + world.rank)
     layers = [keras.Input((8,)), keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = keras.Sequential([*layers, keras.layers.Dense(5)])
@@ -89,7 +91,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(101, 8)).astype("float32"), rng.integers(0, 5, 101)
     signals = Signals(options, world.rank)
-    train = hk.loader(x, y, batch_size=options.global_batch // world.size, seed=3, uneven=options.uneven)
+    train = hk.loader(x, y, batch_size=options.global_batch // replicas(), seed=3, uneven=options.uneven)
     train.__class__, train.signals = Data, signals
     validation = hk.validation_loader(x[:43], y[:43], batch_size=4)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)

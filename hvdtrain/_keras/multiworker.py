@@ -1,0 +1,134 @@
+"""`strategy="multiworker"`: the collectives of tf.distribute.MultiWorkerMirroredStrategy instead of Horovod's, to compare the two.
+
+`fit` of Keras 3 fails under that strategy before the first step: it reduces batches and metrics that the strategy cannot reduce.
+So everything here stays as it is with Horovod, each rank a model of its own, and the strategy does what it is compared for: in a
+replica context it adds up the gradients of a step, all of them at once, as in a loop of one's own around `strategy.run`.
+
+The ranks meet as for Horovod, tell each other where TensorFlow listens, and Horovod leaves: its thread would take time from what
+it is compared with.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain._keras.mirrored import TOO_LATE
+from hvdtrain.errors import UserError, agreed
+from hvdtrain.launch import network
+from hvdtrain.launch.session import Session
+
+
+class MultiWorker:
+    """Implements `tensorflow_ranks.Ranks`."""
+
+    controller = "grpc"
+
+    def __init__(self, session: Session) -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        place = session.world
+        # Not by Horovod's broadcast: with TensorFlow's first operation it would be too late to set up its collectives.
+        session.started(hvd.size(), hvd.rank(), _by_mpi)
+        host = network.own_address(place)
+        members = session.exchange(f"{host}:{_free_port(host)}")
+        hvd.shutdown()
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": members}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
+        )
+        self._rank, self._size = place.rank, place.size
+        try:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        except RuntimeError:
+            raise agreed(UserError(TOO_LATE.format("multiworker"))) from None
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def _reduce(self, tensors: list[Any]) -> list[Any]:
+        """Sums over all ranks, as one operation.
+
+        Compiled once for each set of shapes, whoever asks: collectives are matched by the order in which they are compiled, and
+        some ranks alone may compile a step anew.
+        """
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        if shapes not in self._compiled:
+            self._compiled[shapes] = tf.function(
+                lambda values: self._strategy.run(_add_up, args=(values,)), autograph=False, jit_compile=False
+            )
+        summed: list[Any] = self._compiled[shapes](tensors)
+        return summed
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        return self._reduce([tensor])[0]
+
+    def average(self, grads: list[Any], names: list[str], control: Any, compression: str) -> tuple[list[Any], Any]:
+        if compression != "none":
+            raise UserError(
+                f'compression="{compression}" needs strategy "horovod"; with "multiworker" only "none" is legal'
+            )
+        dense = [grad for grad in grads if not isinstance(grad, tf.IndexedSlices)]
+        *summed, control = self._reduce([*dense, control])
+        averages = iter(summed)
+        return [
+            self._average_sparse(grad) if isinstance(grad, tf.IndexedSlices) else next(averages) / self._size
+            for grad in grads
+        ], control
+
+    def _average_sparse(self, grad: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Rows of all ranks, each divided by their number: what one rank has whose batch is the union."""
+        values, indices = self._strategy.run(_collect, args=(grad.values / self._size, grad.indices))
+        return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        return [float(value) for value in self.sum(tf.constant(list(values), tf.float64), "sum").numpy()]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        own = pickle.dumps(value)
+        lengths = np.zeros(self._size)
+        lengths[self._rank] = len(own)
+        lengths = np.asarray(self.add(lengths.tolist()), np.int64)
+        # Few different shapes, so that few functions are traced.
+        room = 1 << int(lengths.max()).bit_length()
+        parts = np.zeros((self._size, room), np.int32)
+        parts[self._rank, : len(own)] = np.frombuffer(own, np.uint8)
+        gathered = self.sum(tf.constant(parts), "objects").numpy().astype(np.uint8)
+        return [pickle.loads(part[:length].tobytes()) for part, length in zip(gathered, lengths, strict=True)]
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        return self.gather_objects(value if self._rank == 0 else None)[0]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """As bytes: a sum would turn -0.0 into 0.0, and knows no strings of bits."""
+        values = self.broadcast_object([variable.numpy() for variable in variables], "state")
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+def _add_up(values: list[Any]) -> Any:
+    # Arguments of a graph lie on no device yet, and the strategy asks on which one the sum shall be.
+    here = [tf.identity(value) for value in values]
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+
+
+def _collect(values: Any, indices: Any) -> tuple[Any, Any]:
+    context = tf.distribute.get_replica_context()
+    here = tf.identity(values), tf.identity(indices)
+    return context.all_gather(here[0], 0), context.all_gather(here[1], 0)
+
+
+def _by_mpi(address: Any) -> Any:
+    """Where MPI brought the ranks together, it also tells them where rank 0 listens."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.bcast(address)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

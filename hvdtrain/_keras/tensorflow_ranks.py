@@ -1,0 +1,130 @@
+"""How ranks of TensorFlow talk to each other: what any transport can do, and Horovod's.
+
+In a graph each gradient is sent by itself, as soon as it is computed, so that sending hides behind the rest of the backward pass;
+Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all go as one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain._keras.backends import Messages
+from hvdtrain.launch.session import Session
+
+
+class Ranks(Messages, Protocol):
+    """Adds what is sent in a step: part of the graph where there is one.
+
+    Attributes:
+        controller: what brought the ranks together, for the record.
+    """
+
+    controller: str
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Element-wise over all ranks."""
+
+    def average(self, grads: list[Any], names: list[str], control: Any, compression: str) -> tuple[list[Any], Any]:
+        """Gradients, dense or sparse, averaged over all ranks; and the sum of a small vector that travels beside them."""
+
+
+class HorovodRanks:
+    """Implements `Ranks`."""
+
+    def __init__(self, session: Session) -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+        self._hvd = hvd
+        self.controller = "mpi" if hvd.mpi_enabled() else "gloo"
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=f"hvdtrain.{name}")
+
+    def average(self, grads: list[Any], names: list[str], control: Any, compression: str) -> tuple[list[Any], Any]:
+        hvd = self._hvd
+        sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+        if not tf.executing_eagerly() or compression == "bf16" or sparse:
+            control = self.sum(control, "control")
+            return _average_each(hvd, grads, names, compression), control
+        sent = [_compressed(grad, compression) for grad in grads]
+        # One group has one operation: the control's average times the size is its sum.
+        *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
+        averaged = [tf.cast(each, grad.dtype) for each, grad in zip(received, grads, strict=True)]
+        return averaged, control * hvd.size()
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        return [float(value) for value in self.sum(tf.constant(list(values), tf.float64), "sum").numpy()]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        gathered: list[Any] = self._hvd.allgather_object(value)
+        return gathered
+
+    def broadcast_object(self, value: Any, name: str) -> Any:
+        return self._hvd.broadcast_object(value, root_rank=0, name=name)
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """As bytes, since Horovod does not know every type."""
+        for index, variable in enumerate(variables):
+            raw = variable.numpy()
+            data = np.frombuffer(np.ascontiguousarray(raw).tobytes(), np.uint8)
+            received = self._hvd.broadcast(tf.constant(data), 0, name=f"hvdtrain.state.{index}").numpy()
+            variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
+
+
+def _compressed(grad: Any, form: str) -> Any:
+    """`grad` as it travels: single precision as half when asked for; what Horovod cannot add up (bfloat16) as single."""
+    if form == "fp16" and grad.dtype == tf.float32:
+        return tf.cast(grad, tf.float16)
+    return tf.cast(grad, tf.float32) if grad.dtype == tf.bfloat16 else grad
+
+
+def _average_each(hvd: Any, grads: list[Any], names: list[str], form: str) -> list[Any]:
+    """Averages over all ranks, each gradient sent by itself; sparse ones as their rows."""
+    if form == "bf16":
+        dense = [(index, grad) for index, grad in enumerate(grads) if not isinstance(grad, tf.IndexedSlices)]
+        together = iter(_average_bf16(hvd, [grad for _, grad in dense]) if dense else [])
+        chosen = {index for index, _ in dense}
+        return [
+            next(together) if index in chosen else _average_sparse(hvd, grad, names[index])
+            for index, grad in enumerate(grads)
+        ]
+    return [
+        _average_sparse(hvd, grad, name)
+        if isinstance(grad, tf.IndexedSlices)
+        else tf.cast(hvd.allreduce(_compressed(grad, form), op=hvd.Average, name=f"hvdtrain.{name}"), grad.dtype)
+        for grad, name in zip(grads, names, strict=True)
+    ]
+
+
+def _average_sparse(hvd: Any, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+    """Rows of all ranks, each divided by their number: what one rank has whose batch is the union."""
+    values = hvd.allgather(grad.values, name=f"hvdtrain.{name}.values") / hvd.size()
+    indices = hvd.allgather(grad.indices, name=f"hvdtrain.{name}.indices")
+    return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+
+def _average_bf16(hvd: Any, grads: list[Any]) -> list[Any]:
+    """All gradients as one vector of bfloat16, added up in single precision.
+
+    Horovod adds up no bfloat16. But it moves bits: every rank gets its part of everybody's vector (alltoall), adds it up and
+    gives the average to all (allgather). That is as much traffic as an allreduce of 16-bit numbers.
+    """
+    size = hvd.size()
+    flat = tf.concat([tf.reshape(tf.cast(grad, tf.bfloat16), [-1]) for grad in grads], 0)
+    length = tf.size(flat)
+    part = -(-length // size)
+    padded = tf.pad(flat, [[0, part * size - length]])
+    received, _ = hvd.alltoall(
+        tf.bitcast(padded, tf.uint16), splits=tf.repeat(part, size), name="hvdtrain.bf16.scatter"
+    )
+    total = tf.reduce_sum(tf.cast(tf.bitcast(tf.reshape(received, [size, part]), tf.bfloat16), tf.float32), 0)
+    mine = tf.bitcast(tf.cast(total / size, tf.bfloat16), tf.uint16)
+    gathered = tf.bitcast(hvd.allgather(mine, name="hvdtrain.bf16.gather"), tf.bfloat16)[:length]
+    parts = tf.split(gathered, [tf.size(grad) for grad in grads])
+    return [tf.cast(tf.reshape(each, grad.shape), grad.dtype) for each, grad in zip(parts, grads, strict=True)]
