@@ -17,20 +17,29 @@ from hvdtrain._keras.fitting import callbacks, compile, fit
 from hvdtrain._keras.loader import Loader, ValidationLoader, loader, validation_loader
 from hvdtrain._keras.metrics import evaluate
 from hvdtrain._keras.optimizer import DistributedOptimizer
-from hvdtrain._keras.start import init, sum_over_ranks, world
+from hvdtrain._keras.own_loop import Checkpoints
+from hvdtrain._keras.start import gather_objects, init, rank_zero_first, replicas, sum_over_ranks, world
 from hvdtrain._keras.state import broadcast
+from hvdtrain.errors import Diverged
+from hvdtrain.stop import Stopped
 
 __all__ = [
+    "Checkpoints",
     "DistributedOptimizer",
+    "Diverged",
     "Loader",
+    "Stopped",
     "ValidationLoader",
     "broadcast",
     "callbacks",
     "compile",
     "evaluate",
     "fit",
+    "gather_objects",
     "init",
     "loader",
+    "rank_zero_first",
+    "replicas",
     "sum_over_ranks",
     "validation_loader",
     "world",

@@ -21,8 +21,7 @@ from hvdtrain._torch.evaluate import evaluate
 from hvdtrain._torch.fit import fit, record_epoch
 from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.loader import Loader, loader, validation_loader
-from hvdtrain._torch.start import STRATEGIES, gather_objects, init, sum_over_ranks, world
-from hvdtrain._torch.together import rank_zero_first
+from hvdtrain._torch.start import STRATEGIES, gather_objects, init, rank_zero_first, sum_over_ranks, world
 from hvdtrain.errors import Diverged
 from hvdtrain.stop import Stopped
 

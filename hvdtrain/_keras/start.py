@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hvdtrain import launch
@@ -11,6 +12,7 @@ from hvdtrain._keras.backends import backend
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
 from hvdtrain.starting import record_start, refuse_several
+from hvdtrain.together import first_of_node
 from hvdtrain.world import World
 
 
@@ -124,3 +126,17 @@ def from_rank_zero(value: Any, what: str) -> Any:
         return value
     with session().waiting():
         return backend().ranks().broadcast_object(value, what)
+
+
+def rank_zero_first() -> AbstractContextManager[None]:
+    """One rank of each node runs the body, then the others do: for downloads and caches. All ranks must enter it.
+
+    When the body fails on any rank, every rank ends with that failure's message.
+
+        with hk.rank_zero_first():
+            data = keras.datasets.mnist.load_data()
+
+    Raises:
+        hvdtrain.together.FailedElsewhere: the body failed on some rank.
+    """
+    return first_of_node(world(), gather_objects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
 from hvdtrain.starting import record_start, refuse_several
+from hvdtrain.together import first_of_node
 from hvdtrain.world import World
 
 STRATEGIES = ("horovod", "ddp", "single")
@@ -166,3 +168,17 @@ def _controller(place: World) -> str | None:
     import horovod.torch as hvd
 
     return "mpi" if hvd.mpi_enabled() else "gloo"
+
+
+def rank_zero_first() -> AbstractContextManager[None]:
+    """One rank of each node runs the body, then the others do: for downloads and caches. All ranks must enter it.
+
+    When the body fails on any rank, every rank ends with that failure's message.
+
+        with ht.rank_zero_first():
+            data = torchvision.datasets.MNIST(folder, download=True)
+
+    Raises:
+        hvdtrain.together.FailedElsewhere: the body failed on some rank.
+    """
+    return first_of_node(world(), gather_objects)
