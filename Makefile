@@ -53,14 +53,14 @@ $(BIN)/.torch: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(BIN)/.dev: $(BIN)/.torch
-	$(call timed,TensorFlow$(,) Keras and test tools (1 min),$(PIP) install -q -c constraints.txt -e '.[torch$(,)keras$(,)mpi$(,)dev]')
+	$(call timed,TensorFlow$(,) Keras and test tools (1 min),$(PIP) install -q -c constraints.txt -e '.[torch$(,)keras$(,)mpi$(,)data$(,)kernels$(,)dev]')
 	@touch $@
 
 horovod: $(BIN)/.torch
 	$(call timed,Horovod for $(FRAMEWORKS) (2 min the first time$(,) then seconds),source $(BIN)/activate && hvdtrain build-horovod --frameworks $(FRAMEWORKS))
 
 # SLURM for the tests that submit to a real cluster. As root on Debian or Ubuntu it is installed; elsewhere it is listed.
-PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck
+PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck dataset-fashion-mnist
 system-packages:
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \

@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("hvdtrain.submit.status", "how far every cell of a study is"),
     "run": ("hvdtrain.run", "one rank of a job, under any launcher or alone"),
     "launch": ("hvdtrain.launch.cli", "start ranks of a job on this machine"),
+    "fetch": ("hvdtrain.data.fetch", "download a study's data"),
     "build-horovod": ("hvdtrain.horovod_build.cli", "compile Horovod for the installed frameworks"),
     "testcluster": ("hvdtrain.testcluster.__main__", "a real SLURM cluster on one machine, for tests"),
 }

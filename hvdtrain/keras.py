@@ -21,6 +21,7 @@ from hvdtrain._keras.own_loop import Checkpoints
 from hvdtrain._keras.start import gather_objects, init, rank_zero_first, replicas, sum_over_ranks, world
 from hvdtrain._keras.state import broadcast
 from hvdtrain.errors import Diverged
+from hvdtrain.own_epochs import record_epoch
 from hvdtrain.stop import Stopped
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "init",
     "loader",
     "rank_zero_first",
+    "record_epoch",
     "replicas",
     "sum_over_ranks",
     "validation_loader",

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ _EPOCH_FIELDS = {field.name for field in dataclasses.fields(Epoch)}
 def write_json(path: Path, value: Any) -> None:
     """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    # The watchdog's thread may note why all ends while the main thread notes it too.
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with open(aside, "w", encoding="utf-8") as file:
             json.dump(_finite(value), file, indent=1, allow_nan=False)

@@ -18,11 +18,12 @@ from hvdtrain._torch.checkpoints import Checkpoints, stop_requested
 from hvdtrain._torch.distribute import distribute, no_sync, synchronize
 from hvdtrain._torch.early import EarlyStopping
 from hvdtrain._torch.evaluate import evaluate
-from hvdtrain._torch.fit import fit, record_epoch
+from hvdtrain._torch.fit import fit
 from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.loader import Loader, loader, validation_loader
 from hvdtrain._torch.start import STRATEGIES, gather_objects, init, rank_zero_first, sum_over_ranks, world
 from hvdtrain.errors import Diverged
+from hvdtrain.own_epochs import record_epoch
 from hvdtrain.stop import Stopped
 
 __all__ = [

@@ -23,8 +23,6 @@ from hvdtrain._torch.trainer import Loss, Trainer
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.record import Epoch, EpochLog
 
-#: Later than any epoch: keeps all that is recorded.
-_AFTER_ALL = 2**62
 #: Calls of `fit` in this process.
 _fits = 0
 
@@ -182,53 +180,6 @@ def _open_log(train: TrainLoader, precision: str, accumulate: int) -> EpochLog |
         return None
     record.note(batch_size=train.batch_size, precision=precision, accumulate=accumulate)
     return EpochLog(folder / "epochs.jsonl", next_epoch=train.epoch)
-
-
-def record_epoch(
-    epoch: int,
-    *,
-    samples: int,
-    seconds: float,
-    seconds_val: float = 0.0,
-    train_loss: float | None = None,
-    train_acc: float | None = None,
-    val_loss: float | None = None,
-    val_acc: float | None = None,
-    lr: float | None = None,
-) -> None:
-    """For a loop of your own: append an epoch to the run folder's `epochs.jsonl`, which reports are made of. `fit` does it itself.
-
-    Rank 0 writes, the others do nothing; without a run folder nobody does. Give values of the whole world
-    (`sum_over_ranks`), not of one rank.
-
-    Args:
-        epoch: from 1.
-        samples: trained on by all ranks together.
-        seconds: of the whole epoch with its validation.
-        seconds_val: of its validation.
-
-    Raises:
-        UserError: this epoch, or a later one, is recorded already.
-    """
-    folder = record.run_dir()
-    if world().rank != 0 or folder is None:
-        return
-    values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
-    rate = samples / (seconds - seconds_val) if seconds > seconds_val else None
-    try:
-        EpochLog(folder / "epochs.jsonl", next_epoch=_AFTER_ALL).append(
-            Epoch(
-                epoch,
-                samples=samples,
-                seconds=seconds,
-                seconds_val=seconds_val,
-                samples_per_second=rate,
-                restart=record.restart_count(),
-                **values,
-            )
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _watched(entry: Epoch) -> float:

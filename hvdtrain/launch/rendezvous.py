@@ -211,28 +211,40 @@ class Client:
 def exchange(address: Address, rank: int, size: int, value: str, seconds: float) -> list[str]:
     """`value` of every rank, in order of ranks, through the key-value store: before any framework can send.
 
+    Rank 0, which serves, returns last: what it does next may keep its server's threads from running.
+
     Raises:
         TimeoutError: some rank has not given its value after `seconds`; says which.
     """
     deadline = time.monotonic() + seconds
-    values: list[str] = []
     connection = HTTPConnection(address.host, address.port, timeout=seconds)
     with contextlib.closing(connection):
 
-        def ask(method: str, key: int, body: str | None = None) -> tuple[int, bytes]:
+        def ask(method: str, key: str, body: str | None = None) -> tuple[int, bytes]:
             connection.request(method, f"/{address.secret}/exchange/{key}", body)
             response = connection.getresponse()
             return response.status, response.read()
 
-        ask("PUT", rank, value)
-        while len(values) < size:
-            status, body = ask("GET", len(values))
-            if status == HTTPStatus.OK:
-                values.append(body.decode())
-            elif time.monotonic() > deadline:
-                raise TimeoutError(f"rank {len(values)} said nothing within {seconds:g} s")
-            else:
-                time.sleep(0.02)
+        def collect(kind: str) -> list[str]:
+            values: list[str] = []
+            while len(values) < size:
+                status, body = ask("GET", f"{kind}-{len(values)}")
+                if status == HTTPStatus.OK:
+                    values.append(body.decode())
+                elif time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {len(values)} said nothing within {seconds:g} s")
+                else:
+                    time.sleep(0.02)
+            return values
+
+        ask("PUT", f"value-{rank}", value)
+        values = collect("value")
+        if rank == 0:
+            ask("PUT", "seen-0", "")
+            collect("seen")
+        else:
+            # Without waiting for the answer, which may not come any more.
+            connection.request("PUT", f"/{address.secret}/exchange/seen-{rank}", "")
     return values
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,7 @@ def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from hvdtrain.record import write_json
 number = int(sys.argv[2])
@@ -162,6 +164,7 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import resource, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from hvdtrain.record import write_json
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -204,3 +207,10 @@ def test_restart_count(monkeypatch: pytest.MonkeyPatch, value: str | None, count
     if value is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", value)
     assert record.restart_count() == count
+
+
+def test_threads_of_one_process_may_write_the_same_file(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: record.write_json(tmp_path / "f.json", {"n": n}), range(400)))
+    assert record.read_json(tmp_path / "f.json")["n"] in range(400)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.launch.rendezvous import Client, Message, Server
+from hvdtrain.launch.rendezvous import Client, Message, Server, exchange
 
 
 class Meeting:
@@ -239,3 +239,21 @@ def test_64_clients_at_once(meeting: Meeting) -> None:
     assert len(meeting.heard) == 320
     for client in clients:
         client.close()
+
+
+def test_exchange_gives_everybody_everything_and_rank_0_leaves_last() -> None:
+    server = Server("127.0.0.1", lambda verb, message: {}, lambda rank: None)
+    left: list[int] = []
+
+    def take_part(rank: int) -> list[str]:
+        time.sleep(0.1 * (rank == 2))
+        values = exchange(server.address, rank, 3, f"value {rank}", 5.0)
+        left.append(rank)
+        return values
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(take_part, range(3))) == [["value 0", "value 1", "value 2"]] * 3
+    assert set(left) == {0, 1, 2}
+    with pytest.raises(TimeoutError, match=r"rank 3 said nothing within 0\.1 s"):
+        exchange(server.address, 0, 4, "again", 0.1)
+    server.close()

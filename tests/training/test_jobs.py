@@ -1,0 +1,99 @@
+"""The published studies' jobs, on real images, with one and two ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import Ended, run_world
+
+FASHION = ("--data", "fashion-mnist")
+
+
+def train(job: str, ranks: int, folder: Path, *arguments: object) -> tuple[Ended, list[dict[str, Any]]]:
+    options = ["--run-dir", str(folder), *(["--launcher", "none"] if ranks == 1 else [])]
+    ended = run_world(ranks, job, *arguments, options=options, patience=200.0, PYTHONWARNINGS="ignore")
+    assert ended.status == 0, ended.err
+    return ended, [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+
+
+def test_the_convolutional_network_has_the_published_number_of_parameters() -> None:
+    code = "from jobs.mnist_cnn import network; print(network(0.0).count_params(), network(0.5).count_params())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert said.stdout.split() == ["54528", "54528"]
+
+
+@pytest.mark.ranks
+def test_mnist_cnn_trains_alike_in_fit_and_in_a_loop_of_its_own(tmp_path: Path) -> None:
+    """Two ranks of 500 are one rank of 1,000; with one and the same rate all four runs see the same steps."""
+    arguments = (*FASHION, "--epochs", 2, "--lr", 0.002, "--lr-rule", "none", "--seed", 3)
+    runs = {}
+    for ranks in (1, 2):
+        for loop in ("fit", "custom"):
+            name = f"{loop}{ranks}"
+            _, runs[name] = train(
+                "mnist_cnn", ranks, tmp_path / name, *arguments, "--batch-size", 1000 // ranks, "--loop", loop
+            )
+    for name, epochs in runs.items():
+        assert [epoch["samples"] for epoch in epochs] == [60_000, 60_000], name
+        for epoch, expected in zip(epochs, runs["fit1"], strict=True):
+            assert epoch["train_loss"] == pytest.approx(expected["train_loss"], abs=2e-3), name
+            assert epoch["val_acc"] == pytest.approx(expected["val_acc"], abs=5e-3), name
+    assert runs["fit1"][-1]["val_acc"] > 0.7
+
+
+@pytest.mark.ranks
+def test_mnist_cnn_takes_all_that_the_study_turned_on(tmp_path: Path) -> None:
+    arguments = (
+        "--data",
+        "synthetic",
+        "--epochs",
+        2,
+        "--accumulate",
+        2,
+        "--schedule",
+        "cosine",
+        "--precision",
+        "bf16",
+        "--dropout",
+        0.2,
+    )
+    _, epochs = train("mnist_cnn", 2, tmp_path / "run", *arguments, "--lr", 0.003)
+    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["precision"] == "bf16"
+
+
+@pytest.mark.ranks
+def test_mnist_mlp_ends_alike_with_numpy_and_torch_and_two_ranks(tmp_path: Path) -> None:
+    arguments = (*FASHION, "--epochs", 2, "--hidden", 64)
+    _, one = train("mnist_mlp", 1, tmp_path / "one", *arguments)
+    _, two = train("mnist_mlp", 2, tmp_path / "two", *arguments, "--batch-size", 32, "--lr-rule", "none")
+    told, serial = train("mnist_mlp", 1, tmp_path / "numpy", *arguments, "--engine", "numpy")
+    assert "engine numpy: forward" in told.out
+    for epochs in (one, two, serial):
+        assert [epoch["samples"] for epoch in epochs] == [37_800, 37_800]
+        assert epochs[-1]["val_acc"] > 0.8
+    assert two[-1]["train_loss"] == pytest.approx(one[-1]["train_loss"], abs=1e-3)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cifar10_cnn_learns_and_reports_summed_losses(ranks: int, tmp_path: Path) -> None:
+    options = ("--data", "synthetic", "--epochs", 2, "--warm-up-run")
+    ended, epochs = train("cifar10_cnn", ranks, tmp_path / "run", *options)
+    sums = [float(each) for each in ended.out.rpartition("as the study prints them:")[2].split()]
+    assert sums == pytest.approx([epoch["train_loss"] * 2048 / 64 for epoch in epochs], abs=1e-3)
+    assert epochs[-1]["val_acc"] > 0.5
+
+
+@pytest.mark.parametrize("job", ["mnist_cnn", "mnist_mlp", "cifar10_cnn"])
+def test_data_that_are_missing_say_how_to_get_them(job: str, tmp_path: Path) -> None:
+    ended = run_world(1, job, "--data-dir", tmp_path / "nowhere", options=["--launcher", "none"], patience=100.0)
+    assert ended.status == 2, ended.err
+    assert f"hvdtrain fetch {'cifar10' if job == 'cifar10_cnn' else 'mnist'} --to {tmp_path}/nowhere" in ended.err
+    assert "Traceback" not in ended.err
