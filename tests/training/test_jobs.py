@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.data import images
 from tests.worlds import Ended, run_world
 
 FASHION = ("--data", "fashion-mnist")
@@ -89,6 +90,59 @@ def test_cifar10_cnn_learns_and_reports_summed_losses(ranks: int, tmp_path: Path
     sums = [float(each) for each in ended.out.rpartition("as the study prints them:")[2].split()]
     assert sums == pytest.approx([epoch["train_loss"] * 2048 / 64 for epoch in epochs], abs=1e-3)
     assert epochs[-1]["val_acc"] > 0.5
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caltech-256's layout with 6 classes and nasty files, and the fruit data's with two folders."""
+    root = tmp_path_factory.mktemp("trees")
+    images.nasty(images.tree(root / "caltech256" / "256_ObjectCategories", classes=6, each=20) / "002.class 2")
+    for part, each in (("train", 12), ("test", 5)):
+        images.tree(root / "fruit" / "dataset" / part, classes=6, each=each)
+    return root
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("job", ["caltech256", "fruit"])
+def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, trees: Path, tmp_path: Path) -> None:
+    """Frozen, so that little is computed, and without augmentation's chance there is none: only the order is drawn."""
+    arguments = [
+        "--data-dir",
+        trees,
+        "--epochs",
+        2,
+        "--image-size",
+        32,
+        "--weights",
+        "none",
+        "--lr-rule",
+        "none",
+        "--max-bad",
+        3,
+    ]
+    if job == "fruit":
+        arguments.append("--frozen")
+    runs = {}
+    for ranks in (1, 2):
+        _, runs[ranks] = train(job, ranks, tmp_path / str(ranks), *arguments, "--batch-size", 16 // ranks)
+    samples = {"caltech256": 99 + 2, "fruit": 72}[job]
+    for epochs in runs.values():
+        assert [epoch["samples"] for epoch in epochs] == [samples, samples]
+        assert all(epoch["val_loss"] > 0 and epoch["seconds"] > 0 for epoch in epochs)
+
+
+def test_an_image_job_names_what_is_wrong(trees: Path, tmp_path: Path) -> None:
+    alone = ["--launcher", "none"]
+    arguments = ("--image-size", 32, "--weights", "none")
+    for job, options, message in (
+        ("caltech256", ("--data-dir", trees, "--backbone", "MobileNetV9"), 'did you mean "MobileNetV'),
+        ("caltech256", ("--data-dir", trees, "--max-bad", 1), "3 of 129 images in"),
+        ("fruit", ("--data-dir", tmp_path), "hvdtrain fetch fruit"),
+    ):
+        ended = run_world(1, job, *arguments, *options, options=alone, patience=100.0)
+        assert ended.status == 2, ended.err
+        assert message in ended.err
+        assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("job", ["mnist_cnn", "mnist_mlp", "cifar10_cnn"])

@@ -1,0 +1,92 @@
+"""Image folders: one folder for each class, and splits of them that are the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hvdtrain.errors import UserError
+
+#: What counts as an image by its name; the rest is passed over and counted.
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Images below `root`, in order of their names.
+
+    Attributes:
+        files: paths relative to `root`.
+        labels: int64, shape (n,): index into `classes`.
+        classes: names of the folders, sorted.
+        strangers: files that are no images by their names.
+        key: changes whenever a file's name, size or time does.
+    """
+
+    root: Path
+    files: tuple[str, ...]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    strangers: tuple[str, ...]
+    key: str
+
+
+def scan(root: Path) -> Tree:
+    """The images in the class folders of `root`, at any depth below each.
+
+    Raises:
+        UserError: no such folder, or no class folder with an image in it.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder; it must hold one folder for each class, with images in it")
+    files: list[str] = []
+    labels: list[int] = []
+    strangers: list[str] = []
+    facts = []
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    for label, name in enumerate(classes):
+        for place, folders, found in os.walk(root / name):
+            folders.sort()
+            for file in sorted(found):
+                path = Path(place, file)
+                relative = str(path.relative_to(root))
+                if path.suffix.lower() not in ENDINGS:
+                    strangers.append(relative)
+                    continue
+                status = path.stat()
+                files.append(relative)
+                labels.append(label)
+                facts.append((relative, status.st_size, status.st_mtime_ns))
+    if not files:
+        raise UserError(
+            f"{root} has no images: it must hold one folder for each class, with files ending in {', '.join(ENDINGS)}"
+        )
+    key = hashlib.sha256(json.dumps([classes, facts]).encode()).hexdigest()[:16]
+    return Tree(root, tuple(files), np.array(labels, np.int64), tuple(classes), tuple(strangers), key)
+
+
+def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Indices for training and validation: of every class about `share` for validation, at least one where it has two.
+
+    Args:
+        labels: shape (n,).
+        share: between 0 and 1.
+        seed: the same on every rank.
+
+    Returns:
+        Two sorted arrays, disjoint, which together cover all.
+    """
+    if not 0 < share < 1:
+        raise UserError(f"a share of {share} for validation is not between 0 and 1")
+    chosen = []
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        number = min(max(round(share * len(own)), 1), len(own) - 1)
+        chosen.append(np.random.default_rng([seed, int(label)]).permutation(own)[:number])
+    validation = np.sort(np.concatenate(chosen))
+    return np.setdiff1d(np.arange(len(labels)), validation), validation

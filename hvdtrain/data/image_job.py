@@ -1,0 +1,144 @@
+"""What the Keras jobs on image folders share: their data, their augmentation, and a pretrained backbone with a new head."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import hvdtrain.keras as hk
+from hvdtrain.data.folders import scan, split
+from hvdtrain.data.packed import Packed, Rows, pack
+from hvdtrain.data.sources import locate
+from hvdtrain.errors import UserError, nearest
+
+POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+#: Families of keras.applications that want their pixels in -1..1. The others rescale inside, or want them as they are.
+_AROUND_ZERO = ("MobileNet", "MobileNetV2", "InceptionV3", "InceptionResNetV2", "Xception")
+
+
+def add_options(parser: argparse.ArgumentParser, backbone: str, image_size: int) -> None:
+    """The options that both jobs take."""
+    parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
+    parser.add_argument("--image-size", type=int, default=image_size, help="edge in pixels")
+    parser.add_argument(
+        "--backbone", default=backbone, help="of keras.applications, such as MobileNetV2, ResNet50, EfficientNetB0"
+    )
+    parser.add_argument(
+        "--weights", default="imagenet", help="of the backbone: imagenet (downloads), none, or a .weights.h5 file"
+    )
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the layers")
+    parser.add_argument(
+        "--max-bad", type=int, help="unreadable files that are left out; default: 1 in 100, at least 10"
+    )
+
+
+def one_folder(
+    name: str, options: argparse.Namespace, share: float
+) -> tuple[Packed, Rows, np.ndarray, Rows, np.ndarray]:
+    """Images and labels for training and validation, from one folder that is split; the same split on every rank."""
+    root = locate(name, options.data_dir)
+    inner = root / "256_ObjectCategories"
+    packed = _pack(inner if inner.is_dir() else root, options)
+    train, validation = (packed.good[part] for part in split(packed.labels[packed.good], share))
+    return packed, *_part(packed, train), *_part(packed, validation)
+
+
+def two_folders(name: str, options: argparse.Namespace) -> tuple[Packed, Rows, np.ndarray, Rows, np.ndarray]:
+    """Images and labels for training and test, from folders of their own."""
+    root = locate(name, options.data_dir)
+    root = root / "dataset" if (root / "dataset").is_dir() else root
+    train, test = _pack(root / "train", options), _pack(root / "test", options)
+    if train.classes != test.classes:
+        raise UserError(f"{root}: train has the classes {', '.join(train.classes)}, test has {', '.join(test.classes)}")
+    return train, *_part(train, train.good), *_part(test, test.good)
+
+
+def _pack(root: Path, options: argparse.Namespace) -> Packed:
+    return pack(scan(root), options.image_size, hk.world(), hk.gather_objects, max_bad=options.max_bad)
+
+
+def _part(packed: Packed, chosen: np.ndarray) -> tuple[Rows, np.ndarray]:
+    return Rows(packed.images, chosen), packed.labels[chosen]
+
+
+def augmentation(zoom: float, shift: float, rotation: float, flip: bool) -> list[Any]:
+    """Layers that change whole batches at random in training, where the model runs: on the GPU when there is one.
+
+    Args:
+        zoom: largest change of scale, as a share.
+        shift: largest way, as a share of the edge.
+        rotation: largest angle, as a share of a full turn.
+        flip: left and right exchanged, every other time.
+    """
+    return [
+        *([layers.RandomFlip("horizontal")] if flip else []),
+        *([layers.RandomRotation(rotation, fill_mode="nearest")] if rotation else []),
+        *([layers.RandomZoom(zoom, fill_mode="nearest")] if zoom else []),
+        *([layers.RandomTranslation(shift, shift, fill_mode="nearest")] if shift else []),
+    ]
+
+
+def classifier(options: argparse.Namespace, classes: int, changes: list[Any], fine_tune: bool) -> keras.Model:
+    """Pixels -> augmentation -> backbone -> mean over positions -> logits, one for each class.
+
+    Args:
+        fine_tune: whether the backbone learns too; its batch statistics stay as they are in either case.
+
+    Raises:
+        UserError: an unknown backbone, or weights that cannot be had.
+    """
+    known = [name for name in dir(keras.applications) if name[0].isupper()]
+    if options.backbone not in known:
+        raise UserError(
+            f'--backbone "{options.backbone}" is not in keras.applications{nearest(options.backbone, known)}'
+        )
+    size = options.image_size
+    pixels = keras.Input((size, size, 3), dtype="uint8")
+    scale, offset = (1 / 127.5, -1.0) if options.backbone in _AROUND_ZERO else (1.0, 0.0)
+    features = layers.Rescaling(scale, offset)(_all(changes, pixels))
+    backbone = _backbone(options, size)
+    backbone.trainable = fine_tune
+    pooled = layers.GlobalAveragePooling2D()(backbone(features, training=False))
+    return keras.Model(pixels, layers.Dense(classes, dtype="float32")(pooled))
+
+
+def _all(changes: list[Any], value: Any) -> Any:
+    for change in changes:
+        value = change(value)
+    return value
+
+
+def _backbone(options: argparse.Namespace, size: int) -> keras.Model:
+    make = getattr(keras.applications, options.backbone)
+    weights = None if options.weights == "none" else options.weights
+    if weights not in (None, "imagenet") and not Path(weights).is_file():
+        raise UserError(
+            f"--weights {weights}: no such file; legal are imagenet, none, or a file that keras.Model.save_weights wrote"
+        )
+    try:
+        with hk.rank_zero_first():  # a download, perhaps
+            backbone: keras.Model = make(include_top=False, weights=weights, input_shape=(size, size, 3))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--backbone {options.backbone} --weights {options.weights}: {reason}. Where nodes have no way out, fetch the weights "
+            "once on the login node (they stay in ~/.keras), or name a file; --weights none begins at random"
+        ) from None
+    return backbone
+
+
+def train(
+    options: argparse.Namespace, model: keras.Model, optimizer: Any, data: tuple[Any, ...]
+) -> keras.callbacks.History:
+    """`fit` on what `one_folder` or `two_folders` gave."""
+    _, x, y, x_val, y_val = data
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    train = hk.loader(x, y, batch_size=options.batch_size, seed=options.seed, workers=2, max_queue_size=8)
+    validation = hk.validation_loader(x_val, y_val, batch_size=options.batch_size, workers=2)
+    return hk.fit(model, train, validation_data=validation, epochs=options.epochs)

@@ -1,0 +1,215 @@
+"""Decode once: every image of a tree as pixels of one size, in a file on the node that all its ranks map into memory.
+
+    packed = pack(tree, 224, world, gather_objects)
+    packed.images[indices]                       # uint8, shape (k, 224, 224, 3): no decoding, no copy of the whole
+
+The file is kept, named after the tree and the size, for other runs and the other cells of a study on this node. It is written aside
+by all ranks of the node at once, then renamed; a checksum tells whether it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.data.folders import Tree
+from hvdtrain.data.packing import Progress, decode_files
+from hvdtrain.errors import UserError, agreed
+from hvdtrain.world import World
+
+Gather = Callable[[Any], list[Any]]
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Attributes:
+    images: uint8, shape (n, size, size, 3), mapped read-only.
+    labels: int64, shape (n,).
+    classes: names of the classes.
+    good: indices of images that could be read; the other rows are black.
+    bad: files that could not, each with the reason.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    good: np.ndarray
+    bad: tuple[tuple[str, str], ...]
+
+
+class Rows:
+    """Some rows of an array, for loaders: `rows[indices]` reads only those."""
+
+    def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
+        self._array, self._rows = array, rows
+        self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self._array[self._rows[index]])
+
+
+def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | None = None) -> Packed:
+    """The pixels of `tree`; decoded by all ranks of each node unless a run before has done it. All ranks must call it.
+
+    Args:
+        size: edge in pixels.
+        place: this rank's.
+        gather: gives every rank what each rank passed to it.
+        max_bad: files that may be unreadable; default: one in a hundred, at least ten.
+
+    Raises:
+        UserError: too many unreadable files (the first ten are named), or no room; on all ranks alike.
+    """
+    legal = max(10, len(tree.files) // 100) if max_bad is None else max_bad
+    need = len(tree.files) * size * size * 3
+    base = cache_folder() / place.node / f"{tree.key}-{size}-v{_VERSION}"
+    leader = place.local_rank == 0
+    problem, lock = "", None
+    if leader:
+        try:
+            base.parent.mkdir(parents=True, exist_ok=True)
+            lock = _locked(base.with_suffix(".lock"))
+        except OSError as error:
+            problem = f"{base.parent}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node's own disk"
+    try:
+        # A node that has the file waits for those that have not.
+        whole = leader and not problem and _intact(base, need)
+        if leader and not problem and not whole:
+            problem = _prepare(base, need)
+        told = gather((place.node, leader, whole, problem))
+        _raise_any(each[3] for each in told)
+        have = next(each[2] for each in told if each[0] == place.node and each[1])
+        if not have:
+            bad = _decode_share(tree, size, base.with_suffix(".part"), place)
+        failures = gather((place.node, [] if have else bad))
+        if leader and not have:
+            _finish(base, sorted(entry for node, entries in failures if node == place.node for entry in entries))
+        gather(None)
+    finally:
+        if lock is not None:
+            lock.close()
+    manifest = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
+    bad_files = tuple((tree.files[index], reason) for index, reason in manifest["bad"])
+    _report(tree, bad_files, legal, place)
+    images = np.memmap(base.with_suffix(".u8"), np.uint8, "r", shape=(len(tree.files), size, size, 3))
+    good = np.setdiff1d(np.arange(len(tree.files)), [index for index, _ in manifest["bad"]])
+    return Packed(images, tree.labels, tree.classes, good, bad_files)
+
+
+def cache_folder() -> Path:
+    """On this node: $HVDTRAIN_CACHE, else the job's own scratch ($SLURM_TMPDIR, $TMPDIR), else the system's."""
+    given = os.environ.get("HVDTRAIN_CACHE")
+    if given:
+        return Path(given).expanduser()
+    scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
+    return Path(scratch) / f"hvdtrain-{os.getuid()}"
+
+
+def _locked(path: Path) -> Any:
+    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closing gives the lock back
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"hvdtrain: another run on this node packs the images; waiting for {path}", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def _intact(base: Path, need: int) -> bool:
+    data, manifest = base.with_suffix(".u8"), base.with_suffix(".json")
+    try:
+        known = json.loads(manifest.read_text(encoding="utf-8"))
+        return data.stat().st_size == need and _checksum(data) == known["crc32"]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _prepare(base: Path, need: int) -> str:
+    """Make room, or say why not."""
+    free = shutil.disk_usage(base.parent).free
+    if need > 0.95 * free:
+        return (
+            f"the packed images need {need / 1e9:.1f} GB, and {base.parent} has {free / 1e9:.1f} GB free. Set HVDTRAIN_CACHE to a "
+            "folder on the node with more room, or take a smaller --image-size"
+        )
+    with open(base.with_suffix(".part"), "wb") as file:
+        file.truncate(need)
+    return ""
+
+
+def _decode_share(tree: Tree, size: int, part: Path, place: World) -> list[tuple[int, str]]:
+    """This rank's images, in processes: one for each core that it may use."""
+    mine = [
+        (index, str(tree.root / tree.files[index]))
+        for index in range(place.local_rank, len(tree.files), place.local_size)
+    ]
+    cores = max(1, len(os.sched_getaffinity(0)) // _sharers(place))
+    if not mine:
+        return []
+    return decode_files(mine, size, part, min(cores, len(mine)), Progress(len(mine), shown=place.rank == 0))
+
+
+def _sharers(place: World) -> int:
+    """Ranks of this node that share the same cores: those that are not bound to their own."""
+    return place.local_size if len(os.sched_getaffinity(0)) >= (os.cpu_count() or 1) else 1
+
+
+def _finish(base: Path, bad: list[tuple[int, str]]) -> None:
+    part = base.with_suffix(".part")
+    crc = _checksum(part)
+    os.replace(part, base.with_suffix(".u8"))
+    aside = base.with_suffix(".json.part")
+    aside.write_text(json.dumps({"crc32": crc, "bad": bad}), encoding="utf-8")
+    os.replace(aside, base.with_suffix(".json"))
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _raise_any(problems: Iterator[str]) -> None:
+    found = next((problem for problem in problems if problem), "")
+    if found:
+        raise agreed(UserError(found))
+
+
+def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: World) -> None:
+    """The same on every rank, from the manifest."""
+    named = "".join(f"\n  {name}: {reason}" for name, reason in bad[:10])
+    more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
+    if len(bad) > legal:
+        raise agreed(
+            UserError(
+                f"{len(bad)} of {len(tree.files)} images in {tree.root} cannot be read; {legal} may be (--max-bad):{named}{more}"
+            )
+        )
+    if place.rank == 0:
+        if tree.strangers:
+            print(
+                f"hvdtrain: {len(tree.strangers)} files are no images by their names, such as {tree.strangers[0]}",
+                flush=True,
+            )
+        if bad:
+            print(
+                f"hvdtrain: {len(bad)} of {len(tree.files)} images cannot be read and are left out:{named}{more}",
+                flush=True,
+            )

@@ -1,0 +1,38 @@
+"""Fresh and rotten apples, bananas and oranges by fine-tuning in Keras: 6 classes, images for training and test in two folders."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+
+import hvdtrain.keras as hk
+from hvdtrain import job
+from hvdtrain.data import image_job
+
+
+def main() -> None:
+    strategies = ("horovod", "multiworker", "mirrored", "tpu", "single")
+    parser = job.parser(__doc__, epochs=10, batch_size=32, lr=0.0001, warmup_epochs=1, strategies=strategies)
+    image_job.add_options(parser, backbone="MobileNetV2", image_size=224)
+    parser.add_argument(
+        "--published", action="store_true", help="the study's own rate, Adam(lr=0.1 x GPUs), which diverges"
+    )
+    parser.add_argument("--frozen", action="store_true", help="train the new layer alone; the study trained all")
+    options = parser.parse_args()
+    if options.published:
+        options.lr, options.lr_rule, options.warmup_epochs = 0.1, "linear", 0.0
+    hk.init(options.strategy)
+    keras.utils.set_random_seed(options.seed)
+    keras.config.set_dtype_policy(image_job.POLICIES[options.precision])
+    data = image_job.two_folders("fruit", options)
+    # As published: zoom 1 %, shift 1 %, no flip.
+    changes = image_job.augmentation(zoom=0.01, shift=0.01, rotation=0.0, flip=False)
+    model = image_job.classifier(options, len(data[0].classes), changes, fine_tune=not options.frozen)
+    adam = keras.optimizers.Adam(options.lr)
+    optimizer = hk.DistributedOptimizer(adam, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs)
+    image_job.train(options, model, optimizer, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Image folders: which files count, how they are split, decoded and packed; by one process and by real ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hvdtrain.data.decode import Unreadable, decode
+from hvdtrain.data.folders import scan, split
+from hvdtrain.data.packed import Rows, pack
+from hvdtrain.errors import UserError
+from hvdtrain.world import World, detect
+from tests.data import images
+from tests.worlds import run_world
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    return detect()
+
+
+def gather(value: object) -> list[object]:
+    return [value]
+
+
+def test_a_split_is_stratified_and_covers_all() -> None:
+    labels = np.repeat(np.arange(6), [80, 827, 119, 5, 2, 1])
+    train, validation = split(labels, 0.2, seed=4)
+    assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(len(labels)))
+    assert np.bincount(labels[validation], minlength=6).tolist() == [16, 165, 24, 1, 1, 0]
+    again = split(labels, 0.2, seed=4)
+    assert np.array_equal(train, again[0])
+    assert not np.array_equal(validation, split(labels, 0.2, seed=5)[1])
+    with pytest.raises(UserError, match="is not between 0 and 1"):
+        split(labels, 1.5)
+
+
+def test_odd_images_come_out_right_and_bad_ones_say_why(tmp_path: Path) -> None:
+    bad = images.nasty(tmp_path)
+    plain = images.picture(0, 4, 99)
+    plain.save(tmp_path / "plain.png")
+    expected = decode(tmp_path / "plain.png", 32).astype(int)
+    for name, grey in (
+        ("n_cmyk.jpg", False),
+        ("n_alpha.png", False),
+        ("n_palette.png", False),
+        ("n_grey.jpg", True),
+        ("n_sixteen.png", True),
+    ):
+        pixels = decode(tmp_path / name, 32)
+        assert pixels.shape == (32, 32, 3)
+        assert pixels.dtype == np.uint8
+        wanted = (
+            np.asarray(Image.fromarray(expected.astype(np.uint8)).convert("L").convert("RGB")) if grey else expected
+        )
+        assert np.abs(pixels.astype(int) - wanted).mean() < 12, name
+    turned = decode(tmp_path / "n_turned.jpg", 40)
+    assert turned[10, 20, 0] > 200  # the left half, red, is now on top
+    assert turned[30, 20, 2] > 200
+    for name, reason in bad.items():
+        with pytest.raises(Unreadable, match=reason):
+            decode(tmp_path / name, 32)
+
+
+def test_packed_images_are_the_decoded_ones_and_stay(
+    alone: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = images.tree(tmp_path / "a tree")
+    bad = images.nasty(root / "001.class 1")
+    found = scan(root)
+    assert found.classes == tuple(f"00{n}.class {n}" for n in range(4))
+    assert len(found.files) == 48 + 9
+    packed = pack(found, 32, alone, gather)
+    assert sorted(Path(name).name for name, _ in packed.bad) == sorted(bad)
+    assert len(packed.good) == 48 + 6
+    for index in packed.good:
+        assert np.array_equal(packed.images[index], decode(root / found.files[index], 32))
+    said = capsys.readouterr().out
+    assert "3 of 57 images cannot be read and are left out:" in said
+    assert "1 files are no images by their names" in said
+    file = next((tmp_path / "cache").rglob("*.u8"))
+    before = file.stat().st_mtime_ns
+    pack(found, 32, alone, gather)
+    assert file.stat().st_mtime_ns == before, "decoded twice"
+    rows = Rows(packed.images, packed.good[5:9])
+    assert rows.shape == (4, 32, 32, 3)
+    assert np.array_equal(rows[np.array([2, 0])], packed.images[packed.good[[7, 5]]])
+    # A damaged file is noticed, and another tree has another file.
+    with open(file, "r+b") as handle:
+        handle.seek(1000)
+        handle.write(b"damage")
+    again = pack(found, 32, alone, gather)
+    assert np.array_equal(again.images[0], decode(root / found.files[0], 32))
+    os.utime(root / found.files[0], ns=(1, 1))
+    assert scan(root).key != found.key
+
+
+def test_too_many_bad_files_and_no_room_are_clear(alone: World, tmp_path: Path) -> None:
+    root = images.tree(tmp_path / "t", classes=2, each=3)
+    images.nasty(root / "000.class 0")
+    with pytest.raises(
+        UserError,
+        match=r"3 of 15 images in .* cannot be read; 2 may be \(--max-bad\):\n  000.class 0/n_cut.jpg: .*Truncated",
+    ):
+        pack(scan(root), 16, alone, gather, max_bad=2)
+    with pytest.raises(UserError, match=r"the packed images need [\d.]+ GB, and .* Set HVDTRAIN_CACHE"):
+        pack(scan(root), 2_000_000, alone, gather)
+
+
+def test_a_folder_that_holds_nothing_says_what_it_must_hold(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a folder; it must hold one folder for each class"):
+        scan(tmp_path / "none")
+    (tmp_path / "class").mkdir()
+    with pytest.raises(UserError, match=r"has no images: .* ending in \.jpg, \.jpeg, \.png"):
+        scan(tmp_path)
+
+
+RANKS = """
+import sys, zlib
+import hvdtrain.torch as ht
+from pathlib import Path
+from hvdtrain.data.folders import scan
+from hvdtrain.data.packed import pack
+world = ht.init()
+packed = pack(scan(Path(sys.argv[1])), 24, world, ht.gather_objects, max_bad=int(sys.argv[2]))
+print(f"rank {world.rank} has {len(packed.good)} images, {zlib.crc32(packed.images.tobytes())}")
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_pack_together_and_fail_together(tmp_path: Path) -> None:
+    root = images.tree(tmp_path / "t", each=20)
+    images.nasty(root / "002.class 2")
+    script = tmp_path / "packs.py"
+    script.write_text(RANKS)
+    seen = []
+    for cache in ("one", "two"):
+        ended = run_world(2 if cache == "two" else 1, script, root, 5, HVDTRAIN_CACHE=str(tmp_path / cache))
+        assert ended.status == 0, ended.err
+        seen += [line for line in ended.out.splitlines() if line.startswith("rank")]
+    assert len(seen) == 3
+    assert len({line.partition("has")[2] for line in seen}) == 1, seen
+    ended = run_world(2, script, root, 1, HVDTRAIN_CACHE=str(tmp_path / "three"))
+    assert ended.status == 2
+    assert ended.err.count("3 of 89 images") == 1
+    assert "Traceback" not in ended.err
