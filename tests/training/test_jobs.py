@@ -105,7 +105,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ranks
 @pytest.mark.parametrize("job", ["caltech256", "fruit"])
 def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, trees: Path, tmp_path: Path) -> None:
-    """Frozen, so that little is computed, and without augmentation's chance there is none: only the order is drawn."""
+    """As many samples count in each epoch; what the ranks learn is compared where nothing is drawn at random."""
     arguments = [
         "--data-dir",
         trees,
