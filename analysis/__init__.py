@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.diagnosis import Finding, diagnose
+    from analysis.diagnosis import diagnose
     from analysis.durations import parse_duration
     from analysis.epochs import fit_epochs
+    from analysis.finding import Finding
     from analysis.fitting import fit_scaling
     from analysis.recommendation import recommend
     from analysis.references import reference
@@ -35,7 +36,7 @@ __all__ = [
 
 # Public name -> the module that holds it, imported on first use (PEP 562).
 _HOMES = {
-    "Finding": "analysis.diagnosis",
+    "Finding": "analysis.finding",
     "diagnose": "analysis.diagnosis",
     "epochs_to_stability": "analysis.stability",
     "fit_epochs": "analysis.epochs",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.finding import known
 from analysis.posterior import Floats, quantiles
 from hvdtrain.errors import UserError
 
@@ -19,12 +20,17 @@ METRICS_OF_EPOCHS = ("epochs_to_stability", "epochs_to_target")
 FURTHEST = 4
 #: Noise of one count of epochs, and what no law describes per doubling of the batch: standard deviations in logs.
 #: `bench/backtest.py` measures the coverage that follows.
-_NOISE, _WALK = 0.04, 0.06
+NOISE, _WALK = 0.04, 0.03
+#: Half the degrees of freedom of the common scale's prior: three published counts would say as much.
 _SHAPE = 1.5
-#: Laws and their prior weight. The first is the default, for it is the one with a theory.
-LAWS = {"hyperbolic": 2.0, "power": 1.0, "log2": 1.0}
-#: Beyond the critical batch some tasks grow faster than the hyperbola: E = Emin (1 + (B / Bcrit)^2) widens the interval only.
-_WIDENING = {**LAWS, "accelerating": 1.0}
+#: Batches are measured around the critical one: far below it nothing grows, far above it nobody trains. Standard deviation of
+#: log (Bcrit / largest batch) in the prior.
+_AROUND = 1.5
+#: The default law and the two beside it.
+LAWS = ("hyperbolic", "power", "log2")
+#: What intervals are made of, with prior weights. Beyond the critical batch some tasks grow faster than the hyperbola
+#: (BERT, Mask R-CNN in the MLPerf reference points): E = Emin (1 + (B / Bcrit)^2) stands for these, in the interval only.
+_MIXTURE = {"hyperbolic": 1.0, "accelerating": 0.25}
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,6 @@ class EpochsGroup:
         emin, bcrit: of E = emin (1 + B / bcrit); `bcrit` is infinite where epochs do not grow.
         bcrit_low, bcrit_high: 90 % interval of bcrit under that law.
         bcrit_noise: the simple noise scale (samples) of the same runs, a second estimate of bcrit; None unless recorded.
-        by_law: least-squares parameters (level, slope) of every law.
         status: `ok`, or `insufficient_data` with fewer than three batches.
     """
 
@@ -55,34 +60,39 @@ class EpochsGroup:
 
     def predict_law(self, law: str, batch: Floats) -> Floats:
         """Epochs at `batch` by one law of `LAWS`, least squares in logs."""
-        grid = _grid(law, self.batches)
-        curves = _curve(law, self.batches, grid, self.batches[0])
-        level, misfit = _levels(curves, np.log(self.epochs), self.counts)
-        best = int(misfit.argmin())
-        return np.asarray(np.exp(level[best] + _curve(law, batch, grid[best : best + 1], self.batches[0])[0]))
+        level, slope = best_fit(law, self.batches, self.epochs, self.counts)
+        return np.asarray(np.exp(level + _curve(law, batch, np.array([slope]), self.batches[0])[0]))
 
-    def quantiles(self, batch: float) -> tuple[float, float, float]:
-        """5, 50 and 95 % of a new count of epochs: an average of all laws, each weighted by how it explains the data."""
-        middles, weights, spreads = [], [], []
-        x = np.log2(np.append(self.batches, batch) / self.batches[0])
-        size = len(self.batches)
-        covariance = 100.0 + _WALK**2 * np.minimum.outer(x, x)
-        covariance += np.diag(_NOISE**2 / np.sqrt(np.append(np.minimum(self.counts, 4), 1.0)))
+    def interval(self, batch: float) -> tuple[float, float, float]:
+        """Low end, default law and high end for a new count of epochs at `batch`, 90 %: holds what every law says."""
+        by_law = [float(self.predict_law(law, np.array([batch]))[0]) for law in LAWS]
+        low, high = self._quantiles(batch)
+        return min(low, *by_law), by_law[0], max(high, *by_law)
+
+    def _quantiles(self, batch: float) -> tuple[float, float]:
+        """5 and 95 %: `_MIXTURE`'s laws over all slopes, each a Gaussian process around its curve with a random walk in
+        log2 B, the common scale integrated out (Student t); weighted by how well each explains the counts."""
+        every_batch = np.append(self.batches, batch)
+        x, size = np.log2(every_batch / self.batches[0]), len(self.batches)
+        counts = np.append(np.minimum(self.counts, 4), 1.0)
+        covariance = 100.0 + _WALK**2 * np.minimum.outer(x, x) + np.diag(NOISE**2 / np.sqrt(counts))
         inverse = np.linalg.inv(covariance[:size, :size])
         across = covariance[size, :size] @ inverse
-        spread = covariance[size, size] - across @ covariance[size, :size]
-        for law, weight in _WIDENING.items():
-            grid = _grid(law, self.batches)
-            every = _curve(law, np.append(self.batches, batch), grid, self.batches[0])
-            residuals = np.log(self.epochs) - every[:, :size]
+        spread = covariance[size, size] - across @ covariance[:size, size]
+        freedom = 2 * _SHAPE + size - 1
+        middles, weights, scales = [], [], []
+        for law, weight in _MIXTURE.items():
+            slopes = _slopes(law, self.batches)
+            curves = _curve(law, every_batch, slopes, self.batches[0])
+            residuals = np.log(self.epochs) - curves[:, :size]
             misfit = np.einsum("ks,st,kt->k", residuals, inverse, residuals)
-            middles.append(every[:, size] + residuals @ across)
-            weights.append(weight / len(grid) * (2 * _SHAPE + misfit) ** (-(_SHAPE + (size - 1) / 2)))
-            spreads.append(np.sqrt((2 * _SHAPE + misfit) / (2 * _SHAPE + size - 1) * spread))
+            prior = np.exp(-0.5 * (np.log(np.maximum(slopes * self.batches.max(), 1e-3)) / _AROUND) ** 2)
+            middles.append(curves[:, size] + residuals @ across)
+            weights.append(weight * prior / prior.sum() * (2 * _SHAPE + misfit) ** (-freedom / 2))
+            scales.append(np.sqrt((2 * _SHAPE + misfit) / freedom * spread))
         weight_of = np.concatenate(weights)
-        found = quantiles(np.concatenate(middles), np.concatenate(spreads), weight_of / weight_of.sum(), 2 * _SHAPE + size - 1)
-        low, middle, high = np.exp(found)
-        return float(low), float(middle), float(high)
+        found = quantiles(np.concatenate(middles), np.concatenate(scales), weight_of / weight_of.sum(), freedom)
+        return float(np.exp(found[0])), float(np.exp(found[2]))
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,8 @@ class EpochsFit:
 
         Returns:
             One row per group and batch: workload, lr_rule, global_batch, value (by E = Emin (1 + B / Bcrit)), low,
-            high, status, and `by_power` and `by_log2`, the other two laws. Beyond 4 times the largest batch `refused`, without a value.
+            high, status, and `by_power` and `by_log2`, the other two laws. Beyond 4 times the largest batch `refused`,
+            without a value.
 
         Raises:
             UserError: a batch is not a whole number of one or more.
@@ -105,30 +116,27 @@ class EpochsFit:
         for batch in asked:
             if isinstance(batch, bool) or int(batch) != batch or batch < 1:
                 raise UserError(f"a global batch of {batch!r} cannot be predicted; give whole numbers of 1 or more")
-        rows = [_row(group, int(batch)) for group in self.groups for batch in asked]
+        rows = [predict_one(group, int(batch)) for group in self.groups for batch in asked]
         columns = [*EPOCH_GROUP, "global_batch", "value", "low", "high", "status", "by_power", "by_log2"]
         return pd.DataFrame(rows, columns=columns)
 
 
-def _row(group: EpochsGroup, batch: int) -> dict[str, Any]:
+def predict_one(group: EpochsGroup, batch: int) -> dict[str, Any]:
     row: dict[str, Any] = {"workload": group.workload, "lr_rule": group.lr_rule, "global_batch": batch}
     if len(group.batches) < 2:
         nothing = dict.fromkeys(("value", "low", "high", "by_power", "by_log2"), float("nan"))
         return {**row, **nothing, "status": group.status}
-    at = np.array([float(batch)])
-    by_law = {law: float(group.predict_law(law, at)[0]) for law in LAWS}
-    low, _, high = group.quantiles(float(batch))
+    low, value, high = group.interval(float(batch))
+    power, log2 = (float(group.predict_law(law, np.array([float(batch)]))[0]) for law in ("power", "log2"))
     refused = batch > FURTHEST * group.batches.max()
-    value = float("nan") if refused else by_law["hyperbolic"]
-    # The interval holds what every law says: none of them is known to be right.
     return {
         **row,
-        "value": value,
-        "low": min(low, *by_law.values()),
-        "high": max(high, *by_law.values()),
+        "value": float("nan") if refused else value,
+        "low": low,
+        "high": high,
         "status": "refused" if refused else group.status,
-        "by_power": by_law["power"],
-        "by_log2": by_law["log2"],
+        "by_power": power,
+        "by_log2": log2,
     }
 
 
@@ -146,10 +154,12 @@ def fit_epochs(table: pd.DataFrame) -> EpochsFit:
     groups = []
     for key, rows in chosen.groupby(list(EPOCH_GROUP), dropna=False, sort=False):
         own = [rows[(rows["metric"] == metric) & rows["global_batch"].notna()] for metric in METRICS_OF_EPOCHS]
-        metric, counted = max(zip(METRICS_OF_EPOCHS, own, strict=True), key=lambda pair: pair[1]["global_batch"].nunique())
+        metric, counted = max(
+            zip(METRICS_OF_EPOCHS, own, strict=True), key=lambda pair: pair[1]["global_batch"].nunique()
+        )
         noise = rows.loc[rows["metric"] == "noise_scale", "value"]
         if len(counted):
-            workload, lr_rule = (None if pd.isna(value) else str(value) for value in key)
+            workload, lr_rule = (known(value) for value in key)
             by = counted.groupby("global_batch")["value"].agg(["mean", "size"]).sort_index()
             groups.append(fit_batches(
                 by.index.to_numpy(dtype=float), by["mean"].to_numpy(dtype=float), by["size"].to_numpy(dtype=float),
@@ -165,23 +175,37 @@ def fit_batches(
     """Fit one group: ascending global batches, mean epochs at each, and how many measurements each mean is of."""
     emin, bcrit, low, high = float("nan"), float("nan"), float("nan"), float("nan")
     if len(batches) > 1:
-        grid = _grid("hyperbolic", batches)
-        level, misfit = _levels(_curve("hyperbolic", batches, grid, batches[0]), np.log(epochs), counts)
-        best = int(misfit.argmin())
-        emin, bcrit = float(np.exp(level[best])), float(1 / grid[best]) if grid[best] > 0 else float("inf")
-        weights = (2 * _SHAPE + misfit / _NOISE**2) ** (-(_SHAPE + (len(batches) - 1) / 2))
+        level, slope = best_fit("hyperbolic", batches, epochs, counts)
+        emin, bcrit = float(np.exp(level)), float(1 / slope) if slope > 0 else float("inf")
+        slopes = _slopes("hyperbolic", batches)
+        misfit = _levels(_curve("hyperbolic", batches, slopes, batches[0]), np.log(epochs), counts)[1]
+        weights = (2 * _SHAPE + misfit / NOISE**2) ** (-(_SHAPE + (len(batches) - 1) / 2))
         below = np.cumsum(weights) / weights.sum()
-        ends = [float(grid[min(int(np.searchsorted(below, share)), len(grid) - 1)]) for share in (0.95, 0.05)]
+        ends = [float(slopes[min(int(np.searchsorted(below, share)), len(slopes) - 1)]) for share in (0.95, 0.05)]
         low, high = (1 / end if end > 0 else float("inf") for end in ends)
     status = "ok" if len(batches) > 2 else "insufficient_data"
     return EpochsGroup(workload, lr_rule, metric, batches, epochs, counts, emin, bcrit, low, high, bcrit_noise, status)
 
 
-def _grid(law: str, batches: Floats) -> Floats:
+def best_fit(law: str, batches: Floats, epochs: Floats, counts: Floats) -> tuple[float, float]:
+    """Level (log epochs as the batch goes to zero, or at the smallest for power and log2) and slope of one law."""
+    slopes = _slopes(law, batches)
+    for _ in range(3):
+        levels, misfit = _levels(_curve(law, batches, slopes, batches[0]), np.log(epochs), counts)
+        at = int(misfit.argmin())
+        best = float(levels[at]), float(slopes[at])
+        # The best slope lies between the neighbours of the best one tried.
+        slopes = np.linspace(slopes[max(at - 1, 0)], slopes[min(at + 1, len(slopes) - 1)], 41)
+    return best
+
+
+def _slopes(law: str, batches: Floats) -> Floats:
     """Slopes that are tried: 1 / Bcrit, the exponent, or the relative growth per doubling."""
     if law in ("hyperbolic", "accelerating"):
-        return np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 160)]) / batches.max()
-    return np.linspace(0.0, 1.0, 101) if law == "power" else np.concatenate([[0.0], np.geomspace(1e-3, 10.0, 100)])
+        return np.asarray(np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 160)]) / batches.max())
+    if law == "power":
+        return np.linspace(0.0, 1.0, 101)
+    return np.asarray(np.concatenate([[0.0], np.geomspace(1e-3, 10.0, 100)]))
 
 
 def _curve(law: str, batches: Floats, slopes: Floats, smallest: float) -> Floats:
@@ -202,4 +226,5 @@ def _levels(curves: Floats, log_epochs: Floats, counts: Floats) -> tuple[Floats,
     weights = weights / weights.mean()
     residuals = log_epochs - curves
     level = (residuals * weights).sum(axis=1) / weights.sum()
-    return level, (weights * (residuals - level[:, None]) ** 2).sum(axis=1)
+    misfit: Floats = (weights * (residuals - level[:, None]) ** 2).sum(axis=1)
+    return level, misfit

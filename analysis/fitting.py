@@ -51,6 +51,11 @@ class GroupFit:
         """The values of `analysis.schema.GROUP`."""
         return self.data.key
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The same by name."""
+        return dict(zip(GROUP, self.key, strict=True))
+
     def predict(self, sizes: Sequence[int], gpus_per_node: int | None = None) -> list[dict[str, Any]]:
         """As `ScalingFit.predict`, for this group alone."""
         n = np.asarray(sizes, dtype=float)
@@ -156,17 +161,21 @@ def fit_group(data: Measured) -> GroupFit:
     serial = tuple(
         (int(n), value)
         for n, s in zip(data.n, speedup, strict=True)
-        if (value := karp_flatt(float(s), int(n / data.n[0]) if (n / data.n[0]).is_integer() else n / data.n[0])) is not None
+        if (value := karp_flatt(float(s), int(n / data.n[0]) if (n / data.n[0]).is_integer() else n / data.n[0]))
+        is not None
     )
     refusal = _implausible(data.n, cost)
-    if refusal or sizes == 1:
+    place = _slow_one(data.n, cost) if refusal else None
+    if (refusal and place is None) or sizes == 1:
         status = "refused" if refusal else "insufficient_data"
         return GroupFit(data, status, refusal or "one size only", None, {}, {}, serial, None)
     keep = np.ones(sizes, dtype=bool)
-    posterior = Posterior.of(data.n, data.nodes, cost, data.replicates)
-    place = _outlier(posterior)
+    if place is None:
+        posterior = Posterior.of(data.n, data.nodes, cost, data.replicates)
+        place = _outlier(posterior)
     if place is not None:
         keep[place] = False
+    if not keep.all() or refusal:
         posterior = Posterior.of(data.n[keep], data.nodes[keep], cost[keep], data.replicates[keep])
     used = int(keep.sum())
     models = {
@@ -187,14 +196,29 @@ def fit_group(data: Measured) -> GroupFit:
 
 
 def _implausible(n: Floats, cost: Floats) -> str:
+    """Why a speed-up between two sizes cannot be, "" where all can."""
     for place in range(1, len(n)):
-        ratio, gain = n[place] / n[place - 1], np.exp(cost[place - 1] - cost[place])
+        before = int(np.argmax(cost[:place]))
+        ratio, gain = n[place] / n[before], np.exp(cost[before] - cost[place])
         if gain > IMPLAUSIBLE:
             return (
-                f"{n[place]:g} ranks measured {ratio * gain:.3g} times as fast as {n[place - 1]:g}: "
+                f"{n[place]:g} ranks measured {ratio * gain:.3g} times as fast as {n[before]:g}: "
                 f"more than {IMPLAUSIBLE:g} times the ratio of ranks cannot be"
             )
     return ""
+
+
+def _slow_one(n: Floats, cost: Floats) -> int | None:
+    """The one size without which all speed-ups are possible: where five or more were measured, a disturbed run.
+
+    Not the largest: were it too fast, nothing above would speak for it.
+    """
+    if len(n) < _ROBUST_FROM:
+        return None
+    for place in range(len(n) - 1):
+        if not _implausible(np.delete(n, place), np.delete(cost, place)):
+            return place
+    return None
 
 
 def _outlier(posterior: Posterior) -> int | None:

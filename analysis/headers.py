@@ -20,7 +20,8 @@ _ALIASES = {
     "ranks": "n_gpus", "workers": "n_gpus", "nworkers": "n_gpus", "numreplicas": "n_gpus", "worldsize": "n_gpus", "np": "n_gpus",
     "nodes": "n_nodes", "nnodes": "n_nodes", "numnodes": "n_nodes", "hosts": "n_nodes",
     "batch": "per_gpu_batch", "batchsize": "per_gpu_batch", "batchpergpu": "per_gpu_batch", "localbatch": "per_gpu_batch",
-    "localbsz": "per_gpu_batch", "pergpubatchsize": "per_gpu_batch", "globalbatchsize": "global_batch", "totalbatch": "global_batch",
+    "localbsz": "per_gpu_batch", "pergpubatchsize": "per_gpu_batch",
+    "globalbatchsize": "global_batch", "totalbatch": "global_batch",
     "lrrule": "lr_rule", "dtype": "precision", "seed": "replicate", "run": "replicate", "repeat": "replicate", "nepochs": "epochs",
 }  # fmt: skip
 
@@ -107,7 +108,9 @@ class Header:
         """
         given = [field.strip() for field in fields]
         if len(given) == 1 and any(mark in given[0] for mark in ";\t"):
-            raise UserError(f"{where}: columns are separated by commas here, numbers written with a point: save it as such")
+            raise UserError(
+                f"{where}: columns are separated by commas here, numbers written with a point: save it as such"
+            )
         self.names: list[str | None] = []
         self.wide: dict[int, tuple[str, str | None, bool]] = {}
         long = "metric" in given or "value" in given
@@ -116,9 +119,13 @@ class Header:
             measures = None if long or own in COLUMNS else metric_column(name)
             if own is None and measures is None and _bare(name) not in IGNORED:
                 legal = [*COLUMNS, *(() if long else METRICS)]
-                raise UserError(f'{where}: no column "{name}"; the columns are {", ".join(legal)}{nearest(name, legal)}')
+                raise UserError(
+                    f'{where}: no column "{name}"; the columns are {", ".join(legal)}{nearest(name, legal)}'
+                )
             if own is not None and own in self.names:
-                raise UserError(f'{where}: column "{name}" is there {given.count(name) if given.count(name) > 1 else 2} times')
+                raise UserError(
+                    f'{where}: column "{name}" is there {given.count(name) if given.count(name) > 1 else 2} times'
+                )
             self.names.append(own)
             if measures is not None:
                 self.wide[place] = measures
@@ -135,7 +142,7 @@ class Header:
         }
         if not self.wide:
             return [common] if "value" in common else []
-        found = []
+        found: list[Mapping[str, str]] = []
         for place, (metric, unit, per_rank) in self.wide.items():
             if texts[place].lower() not in MISSING:
                 text = texts[place]

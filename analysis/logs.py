@@ -51,8 +51,9 @@ def read_curve(path: Path) -> Run:
     """One run from a training log in CSV.
 
     Keras CSVLogger (epochs from 0), Lightning `metrics.csv` (a line per logging step, most fields empty) and
-    TensorBoard's CSV export (Wall time, Step, Value: taken for validation accuracy where it lies within 0 and 1). The number of ranks is
-    taken from the file's path where it says so (`run-4gpu/metrics.csv`, `log_n8.csv`), and is not known otherwise.
+    TensorBoard's CSV export (Wall time, Step, Value: taken for validation accuracy where it lies within 0 and 1). The
+    number of ranks is taken from the file's path where it says so (`run-4gpu/metrics.csv`, `log_n8.csv`), and is not
+    known otherwise.
 
     Raises:
         UserError: names the column or line that cannot be read.
@@ -119,23 +120,27 @@ def read_events(path: Path) -> list[Run]:
                 runs.append(_run(folder, _exported(points, folder)))
                 break
     if not runs:
-        raise UserError(f"{path}: no scalar is a validation accuracy (looked for {', '.join(_FIELDS['val_acc'][:4])}, ...)")
+        raise UserError(
+            f"{path}: no scalar is a validation accuracy (looked for {', '.join(_FIELDS['val_acc'][:4])}, ...)"
+        )
     return runs
 
 
 def _exported(points: Sequence[tuple[int, float | None, float | None]], path: Path) -> list[Epoch]:
     values = [value for _, value, _ in points if value is not None and math.isfinite(value)]
     if values and not (min(values) >= 0 and max(values) <= 100):
-        raise UserError(f"{path}: values from {min(values):g} to {max(values):g} are no accuracies (0 to 1, or percent)")
+        raise UserError(
+            f"{path}: values from {min(values):g} to {max(values):g} are no accuracies (0 to 1, or percent)"
+        )
     steps = [step for step, _, _ in points]
     first = 1 if steps and min(steps) == 0 else 0
     # Steps that are optimizer steps (500, 1000, ...) are numbered as the epochs they ended.
     apart = sorted(set(steps))
     by_epoch = len(apart) < 2 or apart[1] - apart[0] == 1
     epochs = []
-    before = None
+    before: float | None = None
     for place, (step, value, wall) in enumerate(sorted(points, key=lambda point: point[0])):
-        seconds = None if wall is None or before is None or wall <= before else wall - before
+        seconds: float | None = None if wall is None or before is None or wall <= before else wall - before
         before = wall
         epochs.append(Epoch(step + first if by_epoch else place + 1, val_acc=value, seconds=seconds))
     return _percent(epochs)
@@ -153,7 +158,9 @@ def _percent(epochs: list[Epoch]) -> list[Epoch]:
 def _run(path: Path, epochs: list[Epoch]) -> Run:
     if not epochs:
         raise UserError(f"{path} holds no epochs")
-    found = _RANKS.search("/".join(path.parts[-3:]).replace(path.suffix, "")) if path.suffix else _RANKS.search(path.name)
+    found = (
+        _RANKS.search("/".join(path.parts[-3:]).replace(path.suffix, "")) if path.suffix else _RANKS.search(path.name)
+    )
     ranks = int(next(group for group in found.groups() if group)) if found else 0
     return Run(
         study=str(path.parent), name=path.name, status="completed", reason="", workload=path.stem if not ranks else None,

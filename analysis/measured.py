@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.finding import known
 from analysis.schema import GROUP, METRICS
 
 Floats = NDArray[np.float64]
@@ -90,7 +91,9 @@ def measured(table: pd.DataFrame) -> list[Measured]:
     the batch per rank differs at every size and the global batch does not, the group is one of strong scaling.
     Ranks that were measured on several numbers of nodes count on the fewest.
     """
-    speeds = table[table["metric"].isin(SPEEDS) & np.isfinite(table["value"]) & (table["value"] > 0)]
+    speeds = table[
+        table["metric"].isin(SPEEDS) & np.isfinite(table["value"]) & (table["value"] > 0) & table["n_gpus"].notna()
+    ]
     found = []
     for key, held, rows in _groups(speeds):
         sizes = {metric: own["n_gpus"].nunique() for metric, own in rows.groupby("metric", sort=False)}
@@ -104,7 +107,7 @@ def _groups(speeds: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], str, pd.Dat
     batch = GROUP.index("per_gpu_batch")
     others = [name for name in GROUP if name != "per_gpu_batch"]
     for raw, rows in speeds.groupby(others, dropna=False, sort=False):
-        key = [None if pd.isna(value) else value for value in raw]
+        key: list[Any] = [known(value) for value in raw]
         key.insert(batch, None)
         per_rank = rows.groupby("per_gpu_batch", dropna=True)["n_gpus"].nunique()
         whole = rows["global_batch"].dropna().unique()
@@ -112,9 +115,9 @@ def _groups(speeds: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], str, pd.Dat
             yield tuple(key), "global batch", rows
             continue
         for value, own in rows.groupby("per_gpu_batch", dropna=False, sort=False):
-            known = not pd.isna(value)
-            key[batch] = int(value) if known else None
-            yield tuple(key), "batch per rank" if known else "unknown", own
+            text = known(value)
+            key[batch] = None if text is None else int(float(text))
+            yield tuple(key), "unknown" if text is None else "batch per rank", own
 
 
 def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) -> Measured:
@@ -131,7 +134,9 @@ def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) 
     within = [np.log(values[rows_of]) for rows_of in kept]
     freedom = sum(len(logs) - 1 for logs in within)
     squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in within)
-    own_nodes = np.array([np.nanmin(nodes[rows_of]) if np.isfinite(nodes[rows_of]).any() else np.nan for rows_of in kept])
+    own_nodes = np.array(
+        [np.nanmin(nodes[rows_of]) if np.isfinite(nodes[rows_of]).any() else np.nan for rows_of in kept]
+    )
     whole = rows["global_batch"].dropna().unique()
     return Measured(
         key=key,
@@ -148,5 +153,5 @@ def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) 
 
 
 def _fewest(rows_of: NDArray[np.bool_], nodes: Floats) -> NDArray[np.bool_]:
-    known = nodes[rows_of & np.isfinite(nodes)]
-    return rows_of & (nodes == known.min()) if len(known) else rows_of
+    recorded = nodes[rows_of & np.isfinite(nodes)]
+    return rows_of & (nodes == recorded.min()) if len(recorded) else rows_of

@@ -110,7 +110,9 @@ class Posterior:
 
     def predict(self, n: Floats, nodes: Floats) -> Prediction:
         """Quantiles of the log cost of a new measurement at each of `n` ranks on `nodes` nodes."""
-        return Prediction(*np.array([self._one(float(a), float(b)) for a, b in zip(n, nodes, strict=True)]).reshape(-1, 3).T)
+        return Prediction(
+            *np.array([self._one(float(a), float(b)) for a, b in zip(n, nodes, strict=True)]).reshape(-1, 3).T
+        )
 
     def law_weights(self) -> dict[str, float]:
         """Probability of each law, summed over its parameters."""

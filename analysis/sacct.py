@@ -19,7 +19,9 @@ _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 def is_sacct(fields: Sequence[str]) -> bool:
     """Whether these are the headings of a sacct dump (any separator)."""
-    return "jobid" in (name.strip().lower() for name in fields) and "elapsed" in (name.strip().lower() for name in fields)
+    return "jobid" in (name.strip().lower() for name in fields) and "elapsed" in (
+        name.strip().lower() for name in fields
+    )
 
 
 def read_sacct(path: Path, text: str) -> list[Row]:
@@ -40,7 +42,9 @@ def read_sacct(path: Path, text: str) -> list[Row]:
                         "make it with: sacct -P -o JobID,JobName,State,Elapsed,AllocTRES,NNodes,ConsumedEnergyRaw")  # fmt: skip
     rows: list[Row] = []
     for number, line in enumerate(lines[1:], start=2):
-        fields = dict(zip((name.lower() for name in names), (field.strip() for field in line.split(separator)), strict=False))
+        fields = dict(
+            zip((name.lower() for name in names), (field.strip() for field in line.split(separator)), strict=False)
+        )
         if "." in fields.get("jobid", "") or fields.get("state", "").split()[:1] != ["COMPLETED"]:
             continue
         tres = fields.get("alloctres") or fields.get("allocgres") or fields.get("reqtres") or ""

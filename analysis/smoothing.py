@@ -16,8 +16,8 @@ SHORT = 30
 def smooth(curves: Floats) -> Floats:
     """A running median of 3, then a centred mean of 3 (fewer than 30 epochs) or 5.
 
-    The median removes single bad epochs without moving a step; the mean removes what noise is left. At the ends both
-    use the epochs that there are.
+    The median removes single bad epochs without moving a step; the mean removes what noise is left. At the ends the
+    median is that of the first or last three, the mean that of the epochs that there are.
 
     Args:
         curves: shape (curves, epochs), or (epochs,) for one.
@@ -27,7 +27,12 @@ def smooth(curves: Floats) -> Floats:
     """
     rows = np.atleast_2d(np.asarray(curves, dtype=float))
     length = rows.shape[1]
-    padded = np.pad(rows, ((0, 0), (1, 1)), mode="edge")
+    # The first and the last epoch take the median of the three nearest: one bad last epoch moves nothing.
+    padded = (
+        np.concatenate([rows[:, 2:3], rows, rows[:, -3:-2]], axis=1)
+        if length > 2
+        else np.pad(rows, ((0, 0), (1, 1)), "edge")
+    )
     left, middle, right = padded[:, :-2], padded[:, 1:-1], padded[:, 2:]
     # The median of three without a sort.
     medians = np.maximum(np.minimum(left, middle), np.minimum(np.maximum(left, middle), right))
@@ -36,7 +41,7 @@ def smooth(curves: Floats) -> Floats:
     first = np.maximum(np.arange(length) - half, 0)
     last = np.minimum(np.arange(length) + half, length - 1) + 1
     smoothed = (sums[:, last] - sums[:, first]) / (last - first)
-    return smoothed.reshape(np.shape(curves))
+    return np.asarray(smoothed.reshape(np.shape(curves)))
 
 
 def window(length: int) -> int:
@@ -82,4 +87,4 @@ def settled(smoothed: Floats, plateau: Floats, band: Floats, width: int, share: 
     following = np.maximum(stop - start - 1, 1)
     ahead = sums[:, stop] - sums[:, np.minimum(start + 1, length)]
     enough = inside & ((ahead >= share * following) | (start == length - 1))
-    return np.where(enough.any(axis=1), enough.argmax(axis=1), length).astype(np.int64)
+    return np.asarray(np.where(enough.any(axis=1), enough.argmax(axis=1), length), dtype=np.int64)

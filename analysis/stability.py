@@ -94,10 +94,14 @@ def epochs_to_stability(
     if len(values) and dropped and _ends_in_nothing(val_acc):
         last = float(numbers[-1])
         why = (f"the last recorded epochs are not finite; the last finite one is {last:g}",)
-        return Stability(None, None, None, None, tolerance, "diverged", 0.0, None, None, None, False, last, dropped, repeated, why)
+        return Stability(
+            None, None, None, None, tolerance, "diverged", 0.0, None, None, None, False, last, dropped, repeated, why
+        )
     if len(values) < SHORTEST:
         why = (f"{len(values)} finite epochs; at least {SHORTEST} are needed to see a plateau",)
-        return Stability(None, None, None, None, tolerance, "too_short", dropped=dropped, repeated=repeated, notices=why)
+        return Stability(
+            None, None, None, None, tolerance, "too_short", dropped=dropped, repeated=repeated, notices=why
+        )
     core = _Core.of(values, tolerance)
     if core.collapsed():
         why = ("accuracy ended near where it began, far below its best",)

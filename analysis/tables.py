@@ -40,11 +40,11 @@ def read(*paths: PathLike) -> pd.DataFrame:
     besides the columns below is part of the workload's name: `digits, width=64`.
 
     Args:
-        paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or wide
-            (a column per metric, `images/s per GPU` and the like); training logs of one run each (Keras CSVLogger,
+        paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or
+            wide (a column per metric, `images/s per GPU` and the like); training logs of one run each (Keras CSVLogger,
             Lightning `metrics.csv`, TensorBoard events or their CSV export); dumps of `sacct -P`. In a long CSV file
-            only `n_gpus`, `metric` and `value` are needed; a value that is missing, N/A or NaN is left out; a time may be written as `98.5 min`, `43:14` or `8m17s`
-            (`analysis.parse_duration`), an accuracy as `68.9 %`.
+            only `n_gpus`, `metric` and `value` are needed; a value that is missing, N/A or NaN is left out; a time may
+            be written as `98.5 min`, `43:14` or `8m17s` (`analysis.parse_duration`), an accuracy as `68.9 %`.
 
     Returns:
         One row per measurement. Columns: source, workload, gpu_type, n_gpus (ranks), n_nodes, per_gpu_batch and

@@ -24,12 +24,11 @@ import pandas as pd
 # Started as a file, only its own folder is on the path; from a checkout without installation the rest is beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.epochs import EPOCH_GROUP, LAWS, fit_batches  # noqa: E402
-from analysis.epochs import _row as epochs_row  # noqa: E402
-from analysis.fitting import FURTHEST, fit_group  # noqa: E402
-from analysis.measured import COMMON_NODE, Measured, measured  # noqa: E402
-from analysis.schema import COLUMNS, COUNTS, METRICS, WORDS  # noqa: E402
-from bench.rivals import RIVALS, extrap_epochs  # noqa: E402
+from analysis.epochs import EPOCH_GROUP, LAWS, fit_batches, predict_one
+from analysis.fitting import FURTHEST, fit_group
+from analysis.measured import COMMON_NODE, Measured, measured
+from analysis.schema import COLUMNS, COUNTS, METRICS, WORDS
+from bench.rivals import RIVALS, extrap_epochs
 
 FIRST = 3
 
@@ -57,7 +56,12 @@ def load(path: Path) -> pd.DataFrame:
     table.loc[table["metric"].str.startswith("epochs_to_"), "metric"] = "epochs_to_stability"
     keep = table["metric"].isin(METRICS) & table["value"].gt(0) & np.isfinite(table["value"].astype(float))
     table = table[keep].copy()
-    times = table["unit"].str.lower().map({"min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "ms": 0.001}).fillna(1.0)
+    times = (
+        table["unit"]
+        .str.lower()
+        .map({"min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "ms": 0.001})
+        .fillna(1.0)
+    )
     table["value"] = table["value"].astype(float) * times.astype(float)
     known = table["global_batch"].notna() & table["per_gpu_batch"].isna() & table["n_gpus"].notna()
     share = (table["global_batch"] / table["n_gpus"]).where(known)
@@ -75,7 +79,11 @@ def _comments(path: Path) -> list[int]:
 def scaling_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
     """Every prediction of every model on one table."""
     for data in measured(table[table["n_gpus"].notna()]):
-        nodes = np.where(data.n > COMMON_NODE, np.maximum(data.nodes, 2), data.nodes) if not data.known_nodes else data.nodes
+        nodes = (
+            np.where(data.n > COMMON_NODE, np.maximum(data.nodes, 2), data.nodes)
+            if not data.known_nodes
+            else data.nodes
+        )
         for m in range(FIRST, len(data.n)):
             part = _first(data, m)
             fit = fit_group(part)
@@ -90,7 +98,9 @@ def scaling_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
                     # Ours refuses what cannot be: nobody's prediction from it counts.
                     continue
                 middle, low, high = fit.quantiles(np.array([asked]), np.array([data.nodes[place]]))
-                yield Outcome(name, "hvdtrain", kind, float(np.log(middle[0] / truth)), bool(low[0] <= truth <= high[0]))
+                yield Outcome(
+                    name, "hvdtrain", kind, float(np.log(middle[0] / truth)), bool(low[0] <= truth <= high[0])
+                )
                 for model, rival in RIVALS.items():
                     found = rival(part.n, cost, asked)
                     if found is not None:
@@ -115,7 +125,7 @@ def epochs_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
             for place in range(m, len(batches)):
                 if not 2 <= batches[place] / batches[m - 1] <= 3:
                     continue
-                row, truth, at = epochs_row(group, int(batches[place])), epochs[place], batches[place : place + 1]
+                row, truth, at = predict_one(group, int(batches[place])), epochs[place], batches[place : place + 1]
                 covered = bool(row["low"] <= truth <= row["high"])
                 yield Outcome(name, "hvdtrain", "epochs", float(np.log(row["value"] / truth)), covered)
                 others = {law: float(group.predict_law(law, at)[0]) for law in LAWS if law != "hyperbolic"}

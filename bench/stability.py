@@ -2,9 +2,9 @@
 
     python bench/stability.py DIR [--json FILE]
 
-DIR holds CSV files with the columns epoch and val_acc. For published curves nobody knows the truth, so the answers stand side
-by side, with how far each moves when the last quarter of the curve is cut off. For synthetic curves the answer is known: the first epoch from
-which the noise-free curve stays within the tolerance of its plateau.
+DIR holds CSV files with the columns epoch and val_acc. For published curves nobody knows the truth, so the answers
+stand side by side, with how far each moves when the last quarter of the curve is cut off. For synthetic curves the
+answer is known: the first epoch from which the noise-free curve stays within the tolerance of its plateau.
 
 The others: EarlyStopping (Keras' rule: patience 5, min_delta 0.001; its answer is the best epoch), argmax, kneed and ruptures
 (`pip install kneed ruptures`; left out where they are not installed).
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 # Started as a file, only its own folder is on the path; from a checkout without installation the rest is beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.stability import epochs_to_stability  # noqa: E402
+from analysis.stability import epochs_to_stability
 
 Floats = NDArray[np.float64]
 Detector = Callable[[Floats], "float | None"]
