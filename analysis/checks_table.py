@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,13 @@ _ROUNDING = 1.02
 _SHARE = 0.6
 
 
-def table_checks(table: pd.DataFrame) -> Iterator[Finding]:
-    """Totals, GPU types, batches, epochs and horizons."""
-    yield from _totals(table)
+def table_checks(table: pd.DataFrame, recorded: Set[str] = frozenset()) -> Iterator[Finding]:
+    """Totals, GPU types, batches, epochs and horizons.
+
+    `recorded` are the sources that are run folders: their totals are sums of their own epochs and contradict nothing.
+    """
+    if not table.attrs.get("all_from_runs"):
+        yield from _totals(table[~table["source"].isin(list(recorded))])
     yield from _mixtures(table)
     yield from _types_apart(table)
     yield from _batches(table)

@@ -30,5 +30,5 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     >>> [finding.code for finding in found][:3]
     ['inconsistent_total', 'superlinear', 'input_bound']
     """
-    found = [*speed_checks(table), *table_checks(table), *run_checks(runs)]
+    found = [*speed_checks(table), *table_checks(table, {run.source for run in runs}), *run_checks(runs)]
     return sorted(found, key=lambda finding: CODES.index(finding.code))

@@ -14,13 +14,13 @@ from analysis.target import Way
 
 
 def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
-    """The way at twice the largest size of each group that has a time of an epoch and counts of epochs.
+    """The way to stable accuracy at twice the largest size of each group that has epoch times and counts of epochs.
 
     Start and end are taken to stay those of the largest size. The interval combines that of the epoch time with that of
     the epochs, as independent.
     """
     own = table[table["metric"].isin(["epoch_time", "total_time"])]
-    if own.empty or not measured_ways or measured_ways[0].basis != "target":
+    if own.empty or not measured_ways or measured_ways[0].basis != "stable":
         return []
     counts = {(group.workload, group.lr_rule): group for group in fit_epochs(table).groups}
     found = []

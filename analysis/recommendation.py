@@ -21,7 +21,7 @@ class Recommendation:
     Attributes:
         workload: what is trained.
         target: the accuracy that times count to; None where none was recorded.
-        basis: what a way's seconds count: "target", "whole run", "epoch" or "1000 samples".
+        basis: what a way's seconds count to, as `Way.basis`.
         fastest, cheapest: the best by time and by cost (GPU-hours where no price is known); None where nothing is timed.
         fastest_rivals, cheapest_rivals: ways whose intervals overlap with the best one's, so that they are not ranked.
         best: what the limits allow; None where there is no limit or nothing that meets it.
@@ -102,7 +102,7 @@ def _one(
     rows: pd.DataFrame, target: float | None, deadline: float | None, budget: float | None, rates: Mapping[str, float],
     runs: Sequence[Run], workload: str | None,
 ) -> Recommendation | None:  # fmt: skip
-    goal = common_target(rows) if target is None else target
+    goal = common_target(rows, runs) if target is None else target
     every = ways(rows, goal, runs, rates)
     if not every:
         return None
@@ -149,7 +149,7 @@ def _within(timed: Sequence[Way], deadline: float | None, budget: float | None) 
     if best is not None:
         how = "cheapest" if order == "cost" else "fastest"
         return best, [
-            f"Within {said} the {how} is {best.name}: {duration(best.seconds)}, {best.gpu_hours:.2f} GPU-hours."
+            f"Within {said} the {how} is {best.name}: {duration(best.seconds)}, {best.gpu_hours:.3g} {best.hours_unit}."
         ]
     if maybe:
         names = ", ".join(way.name for way in maybe)
@@ -160,7 +160,9 @@ def _within(timed: Sequence[Way], deadline: float | None, budget: float | None) 
 def _amount(by: str, limit: float, timed: Sequence[Way]) -> str:
     if by == "seconds":
         return duration(limit)
-    return f"{limit:g}" + ("" if any(way.price is not None for way in timed) else " GPU-hours")
+    return f"{limit:g}" + (
+        "" if any(way.price is not None for way in timed) or not timed else f" {timed[0].hours_unit}"
+    )
 
 
 def _sentences(
@@ -168,7 +170,8 @@ def _sentences(
     cheap_rivals: Sequence[Way], unreached: Sequence[Way],
 ) -> list[str]:  # fmt: skip
     what = {
-        "target": "to stable accuracy",
+        "target": f"to {100 * (goal or 0):.1f} % accuracy",
+        "stable": "to stable accuracy",
         "whole run": "for its whole run",
         "epoch": "for one epoch",
         "1000 samples": "for 1,000 samples",
@@ -177,11 +180,13 @@ def _sentences(
     if fastest is not None:
         found.append(
             f"Fastest {what[basis]}: {fastest.name}, {duration(fastest.seconds)} "
-            f"({duration(fastest.low)} to {duration(fastest.high)}), {fastest.gpu_hours:.3g} GPU-hours"
+            f"({duration(fastest.low)} to {duration(fastest.high)}), {fastest.gpu_hours:.3g} {fastest.hours_unit}"
             + _rivals(fast_rivals, "seconds")
         )
     if cheapest is not None:
-        cost = f"{cheapest.cost:.2f}" if cheapest.cost is not None else f"{cheapest.gpu_hours:.3g} GPU-hours"
+        cost = (
+            f"{cheapest.cost:.2f}" if cheapest.cost is not None else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
+        )
         found.append(f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + _rivals(cheap_rivals, "cost"))
     if unreached:
         named = ", ".join(
@@ -196,7 +201,7 @@ def _rivals(rivals: Sequence[Way], by: str) -> str:
     if not rivals:
         return ". No other interval reaches into this one."
     spans = ", ".join(f"{way.name} ({way.worth(by)[1] / (3600 if by == 'seconds' else 1):.3g})" for way in rivals)
-    unit = "h" if by == "seconds" else "cost" if rivals[0].price is not None else "GPU-hours"
+    unit = "h" if by == "seconds" else "cost" if rivals[0].price is not None else rivals[0].hours_unit
     return f"; not told apart from {spans} {unit}."
 
 

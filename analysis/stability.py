@@ -193,10 +193,11 @@ class _Core:
         if resamples < 1:
             return own, own
         generator = np.random.default_rng(seed)
-        residuals = self.values - self.smoothed
-        # Smoothing takes part of the noise into the trend: resampled residuals are scaled up to the noise again.
+        # Of the second half: where a curve climbs, smoothing lags behind, and that is no noise.
+        residuals = (self.values - self.smoothed)[len(self.values) // 2 :]
+        # Smoothing takes part of the noise into the trend: resampled residuals are scaled to the noise again.
         seen = float(np.std(residuals)) or 1.0
-        scaled = (residuals - residuals.mean()) * max(1.0, self.noise / seen)
+        scaled = (residuals - residuals.mean()) * self.noise / seen
         curves = self.smoothed + generator.choice(scaled, size=(resamples, len(self.values)))
         smoothed = smooth(curves)
         bands = np.maximum(self.tolerance, _BAND * noise(curves, smoothed))

@@ -88,7 +88,10 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             found, own = _read_file(path)
             runs.extend(found)
             everything.extend(own)
-    return Inputs(frame(everything), tuple(runs), tuple(paths))
+    table = frame(everything)
+    # Totals of run folders are the sums of their own epochs: they cannot contradict them.
+    table.attrs["all_from_runs"] = bool(runs) and {run.source for run in runs} >= set(table["source"])
+    return Inputs(table, tuple(runs), tuple(paths))
 
 
 def _read_file(path: Path) -> tuple[list[Run], list[Row]]:

@@ -19,6 +19,10 @@ from hvdtrain.errors import UserError
 
 #: 5 and 95 % of a normal distribution.
 _Z = 1.645
+#: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
+SETTLED = 0.01
+#: Fewer epochs show no level.
+SHORTEST_CURVE = 5
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Way:
         epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
         energy: J, scaled from what was accounted for the whole run.
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
-        basis: what `seconds` counts: "target", "whole run", "epoch" or "1000 samples".
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "1000 samples".
         measured: False for a forecast.
     """
 
@@ -76,6 +80,11 @@ class Way:
         return self.n_gpus * self.hours
 
     @property
+    def hours_unit(self) -> str:
+        """What `gpu_hours` counts in words: "GPU-hours", or "rank-hours" on CPUs."""
+        return "rank-hours" if self.fields["device"] == "cpu" else "GPU-hours"
+
+    @property
     def cost(self) -> float | None:
         """`gpu_hours` times the price; None without a price."""
         return None if self.price is None else self.gpu_hours * self.price
@@ -98,12 +107,26 @@ class Way:
         return scale * self.low, scale * self.seconds, scale * self.high
 
 
-def common_target(table: pd.DataFrame) -> float | None:
-    """The accuracy that every configuration ended with, at the least: the lowest of their medians. None without accuracies."""
+def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None:
+    """The accuracy that every configuration gets to. None without accuracies.
+
+    Where all have curves: the lowest of the levels they end on (median of the last smoothed epochs over replicates), less
+    `SETTLED`, so that it is reached on entering the band around that level and not at its last flicker. Else the lowest
+    final accuracy.
+    """
     rows = table[(table["metric"] == "val_acc") & table["n_gpus"].notna()]
     if rows.empty:
         return None
-    return float(rows.groupby([*GROUP, "n_gpus"], dropna=False)["value"].median().min())
+    finals = _by_configuration(rows)
+    levels: dict[Any, list[float]] = {}
+    for run in runs:
+        _, values = curve_of(run)
+        if run.measured and len(values) >= SHORTEST_CURVE:
+            level = float(np.median(smooth(values)[-max(5, len(values) // 10) :]))
+            levels.setdefault(_key_of_run(run), []).append(level)
+    if finals and set(finals) <= set(levels):
+        return min(float(np.median(own)) for own in levels.values()) - SETTLED
+    return min(float(np.median(own)) for own in finals.values())
 
 
 def ways(
@@ -114,9 +137,9 @@ def ways(
 ) -> list[Way]:
     """Every measured configuration of one workload.
 
-    Epochs to the target come from the accuracy curves of `runs` where there are any and a target is given; else from
-    the table's epochs_to_stability (or epochs_to_target). A configuration without either counts its whole run, or one
-    epoch, or 1000 samples: the first that all configurations have.
+    Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
+    table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts, or one epoch,
+    or 1000 samples: the first that all configurations have.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
@@ -128,11 +151,14 @@ def ways(
     counted = next(
         (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(table[table["metric"] == metric]))), {}
     )
-    curves = _first_epochs(runs, target) if target is not None and runs else {}
+    curves = _first_epochs(runs, target) if target is not None else {}
+    if not all(_key(job) in curves for job in jobs):
+        # Times to an accuracy and times to stability are not compared with each other.
+        curves = {}
     energies = _by_configuration(table[table["metric"] == "energy"])
-    epochs_of = [curves.get(_key(job), counted.get(_key(job))) for job in jobs]
+    epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     if any(epochs is not None and len(epochs) for epochs in epochs_of):
-        basis = "target"
+        basis = "target" if curves else "stable"
     elif jobs and all(job.trained for job in jobs):
         basis = "whole run"
     elif jobs:
@@ -156,7 +182,7 @@ def _way(
     rates: Mapping[str, float], energy: float | None,
 ) -> Way:  # fmt: skip
     deviation, epochs = job.deviation, None
-    if basis == "target":
+    if basis in ("target", "stable"):
         if counts is not None and len(counts):
             epochs = float(np.exp(np.log(counts).mean()))
             # A count is whole: half an epoch either way is lost in it besides the noise.
@@ -214,6 +240,13 @@ def _reached(accuracy: float | None, target: float | None, counts: Any, from_cur
     return accuracy >= target - 1e-9
 
 
+def curve_of(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Numbers of the epochs with a validation accuracy, and these; both of shape (epochs,)."""
+    points = [(float(epoch.epoch), epoch.val_acc) for epoch in run.epochs if epoch.val_acc is not None]
+    found = np.array(points, dtype=float).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
 def _first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[Any, Any]]:
     """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
 
@@ -221,15 +254,17 @@ def _first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[An
     """
     found: dict[Any, list[float | None]] = {}
     for run in runs:
-        curve = [(epoch.epoch, epoch.val_acc) for epoch in run.epochs if epoch.val_acc is not None]
-        if not run.measured or len(curve) < 3:
+        numbers, values = curve_of(run)
+        if not run.measured or len(values) < SHORTEST_CURVE:
             continue
-        numbers, values = np.array(curve, dtype=float).T
         at = np.flatnonzero(smooth(values) >= target - 1e-9)
-        key = (*[getattr(run, name) for name in GROUP], run.n_gpus)
-        found.setdefault(key, []).append(float(numbers[at[0]]) if len(at) else None)
+        found.setdefault(_key_of_run(run), []).append(float(numbers[at[0]]) if len(at) else None)
     reached = {key: [epoch for epoch in epochs if epoch is not None] for key, epochs in found.items()}
     return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}
+
+
+def _key_of_run(run: Run) -> tuple[Any, ...]:
+    return (*[getattr(run, name) for name in GROUP], run.n_gpus)
 
 
 def _by_configuration(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:

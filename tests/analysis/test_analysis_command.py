@@ -44,18 +44,22 @@ def no_constant(name: str) -> Any:
 def check_schema(text: str) -> dict[str, Any]:
     """The documented fields, their types, and nothing that is not JSON."""
     report: dict[str, Any] = json.loads(text, parse_constant=no_constant)
-    assert set(report) == {"version", "hvdtrain", "inputs", "groups", "left_out"}
+    assert set(report) == {
+        "version", "hvdtrain", "inputs", "groups", "left_out", "findings", "epochs_against_batch", "efficiency",
+        "recommendations",
+    }  # fmt: skip
     assert report["version"] == 1
     for group in report["groups"]:
         assert set(group) == {
             "title", "machine", "workload", "gpu_type", "device", "per_gpu_batch", "lr_rule", "precision", "sources",
-            "points", "baseline", "notes",
+            "points", "baseline", "notes", "fit", "predictions",
         }  # fmt: skip
         assert set(group["baseline"]) == {"n_gpus", "metric", "value", "absolute", "text"}
         assert all(isinstance(note, str) for note in group["notes"])
         for point in group["points"]:
             spreads = {"epoch_time", "throughput", "total_time", "val_acc", "speedup", "efficiency"}
             others = {"n_gpus", "n_nodes", "replicates", "epochs", "includes_first_epoch", "val_acc_by_epoch"}
+            others |= {"stability", "phases", "bound"}
             assert set(point) == spreads | others
             for name in spreads:
                 assert point[name] is None or set(point[name]) == SPREAD
@@ -70,9 +74,28 @@ def test_a_study_is_reported_into_its_folder(study: Path, tmp_path: Path) -> Non
     done = run("report", "runs/digits", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     out = study / "report"
-    assert sorted(path.name for path in out.iterdir()) == ["report.json", "report.md", "report.png"]
-    wrote = [f"wrote runs/digits/report/{name}" for name in ("report.png", "report.md", "report.json")]
-    assert done.stdout.splitlines()[-3:] == wrote
+    assert sorted(path.name for path in out.iterdir()) == [
+        "figures",
+        "report.html",
+        "report.json",
+        "report.md",
+        "report.png",
+    ]
+    wrote = [f"wrote runs/digits/report/{name}" for name in ("report.html", "report.png", "report.md", "report.json")]
+    assert done.stdout.splitlines()[-5:-1] == wrote
+    figures = {path.name for path in (out / "figures").iterdir()}
+    names = {
+        "throughput",
+        "efficiency",
+        "karp_flatt",
+        "time",
+        "accuracy_epoch",
+        "accuracy_time",
+        "accuracy_gpu_hours",
+        "pareto",
+    }
+    assert figures >= {f"{name}.{form}" for name in names - {"time"} for form in ("png", "svg")}
+    assert done.stdout.splitlines()[-1] == f"wrote {len(figures)} files in runs/digits/report/figures"
     assert (out / "report.png").read_bytes().startswith(PNG)
 
     report = check_schema((out / "report.json").read_text())
@@ -101,7 +124,8 @@ def test_a_second_report_replaces_the_first(study: Path, add_cell: AddCell) -> N
     assert main(["report", str(study)]) == 0
     report = check_schema((study / "report" / "report.json").read_text())
     assert [point["n_gpus"] for point in report["groups"][0]["points"]] == [1, 2, 16]
-    assert len(list((study / "report").iterdir())) == 3, "nothing written aside is left"
+    left = [path.name for path in (study / "report").rglob("*") if path.name.startswith(".")]
+    assert left == [], "nothing written aside is left"
 
 
 def test_json_on_stdout_is_nothing_else(caltech: Path, tmp_path: Path) -> None:
@@ -117,7 +141,12 @@ def test_places_can_be_chosen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(caltech), "--out", "there", "--json", "numbers/lab.json"]) == 0
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {"report.png", "report.md"}
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        "report.html",
+        "report.png",
+        "report.md",
+        "figures",
+    }
     check_schema((tmp_path / "numbers" / "lab.json").read_text())
     assert "wrote numbers/lab.json" in capsys.readouterr().out
 
@@ -125,7 +154,7 @@ def test_places_can_be_chosen(
 def test_a_file_is_reported_beside_the_user(caltech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(caltech)]) == 0
-    assert len(list((tmp_path / "report").iterdir())) == 3
+    assert {path.name for path in (tmp_path / "report").iterdir()} >= {"report.html", "report.md", "report.json"}
 
 
 @pytest.mark.parametrize(
