@@ -21,6 +21,9 @@ FURTHEST = 4
 #: More than this times the ratio of ranks is no speed-up: caches explain 1.1, rarely 1.3.
 IMPLAUSIBLE = 1.5
 _ROBUST_FROM = 5
+#: A size off by less than this (in logs) is noise. One further off is left out where the others, without it, lie this many
+#: times nearer to each other.
+_OUTLYING, _AGREEING = 0.12, 4.0
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,7 @@ def _slow_one(n: Floats, cost: Floats) -> int | None:
 
 
 def _outlier(posterior: Posterior) -> int | None:
-    """The one size that disagrees with all others, where five or more leave no doubt; never the last.
+    """The one size that disagrees with all others while they agree with each other; never the last, only of five or more.
 
     What the largest size shows may be the first sign of a limit, and no size beyond it could say otherwise.
     """
@@ -230,7 +233,8 @@ def _outlier(posterior: Posterior) -> int | None:
         return None
     off = np.abs(posterior.left_out())
     worst = int(np.argmax(off[:-1]))
-    others = np.delete(off, [worst])
-    # Its neighbours are pulled by it, so "others" is judged by its lower half.
-    usual = float(np.percentile(others, 35))
-    return worst if off[worst] > max(0.12, 5 * usual) and off[worst] > 1.5 * float(off[-1]) else None
+    if off[worst] < _OUTLYING:
+        return None
+    keep = np.arange(len(off)) != worst
+    rest = Posterior.of(posterior.n[keep], posterior.nodes[keep], posterior.log_cost[keep], posterior.replicates[keep])
+    return worst if off[worst] > _AGREEING * float(np.abs(rest.left_out()).max()) else None

@@ -22,7 +22,8 @@ WIDTH, HEIGHT = 4.4, 3.3
 GREY = "#5a5a5a"
 _DPI = 160
 _STYLE: dict[str, Any] = {
-    "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.labelsize": 9,
+    "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titley": 1.0,
+    "axes.labelsize": 9,
     "legend.fontsize": 7.5, "legend.frameon": True, "legend.framealpha": 0.85, "legend.edgecolor": "none", "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "lines.linewidth": 1.5, "lines.markersize": 5,
     "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "path", "svg.hashsalt": "hvdtrain",
@@ -51,10 +52,8 @@ class Plot:
         metadata = {"Description": self.alt} | ({"Date": None} if form == "svg" else {"Software": "hvdtrain"})
         with styled():
             # The strongest compression takes three times as long for a tenth of the size.
-            options = {"pil_kwargs": {"compress_level": 3}} if form == "png" else {}
+            options: Any = {"pil_kwargs": {"compress_level": 3}} if form == "png" else {}
             self.figure.savefig(buffer, format=form, dpi=_DPI, metadata=metadata, **options)
-            # Laid out once: what has its place keeps it in the other form.
-            self.figure.set_layout_engine("none")
         return buffer.getvalue()
 
 
@@ -71,8 +70,8 @@ def panel(height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
     """A new figure with one pair of axes."""
     with styled():
         figure = Figure(figsize=(WIDTH, height))
-        figure.set_layout_engine("constrained")
-        yield figure, figure.subplots()
+        # All panels are alike: fixed margins, with room for labels like 20,000, take half the time of a computed layout.
+        yield figure, figure.subplots(gridspec_kw={"left": 0.165, "right": 0.97, "bottom": 0.145, "top": 0.915})
 
 
 def colour(index: int) -> str:
@@ -119,7 +118,9 @@ def round_ticks(low: float, high: float) -> list[float]:
     """Round numbers between `low` and `high`: 1, 2, 5, 10 ..., denser where that gives fewer than four."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
-    for digits in ((1, 2, 5), (1, 2, 3, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2))):
+    finer = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+    finest = tuple(step / 10 for step in range(10, 100, 2))
+    for digits in ((1, 2, 5), (1, 2, 3, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), finer, finest):
         ticks = [digit * 10.0**decade for decade in decades for digit in digits]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= 4:

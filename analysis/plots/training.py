@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from analysis.phases import PHASES
 from analysis.plots.style import GREY, Plot, colour, marker, panel, time_unit
@@ -107,6 +108,7 @@ def _curves(curves: Sequence[Curves], against: str, label: str) -> Plot:
                           lw=1.4 if place == 0 else 0.9, label=one.label if place == 0 else None)  # fmt: skip
             if against == "epoch":
                 _band(axes, one)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
             _mark(axes, one, against, scale)
             said.append(f"{one.label}: {_in_words(one.stability)}")
         axes.set_xlabel(label)
