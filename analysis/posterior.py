@@ -53,8 +53,8 @@ class Prior:
         boundary: standard deviation of the step from one node to several.
         shape, expected: of the inverse gamma on the common scale: `expected` is the usual noise in logs, and a shape below a
             half leaves it nearly open (tails of less than one degree of freedom before any data).
-        weights: of the laws, in the order of `_UNITS`. Overheads that level off (log2, ring) are met more often than
-            Amdahl's, which keeps growing with the ranks.
+        weights: of the laws, in the order of `_UNITS`. An overhead in log2 n is met more often than Amdahl's, which keeps
+            growing with the ranks.
     """
 
     overhead: float = 0.15
@@ -65,7 +65,7 @@ class Prior:
     boundary: float = 0.25
     shape: float = 0.35
     expected: float = 0.02
-    weights: tuple[float, ...] = (1.0, 4.0, 0.1, 2.0)
+    weights: tuple[float, ...] = (1.0, 2.0, 0.5, 1.0)
 
 
 PRIOR = Prior()

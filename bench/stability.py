@@ -1,6 +1,6 @@
 """Epochs to stability of published and synthetic curves, beside what others would say.
 
-    python bench/stability.py DIR [--json FILE]
+    python bench/stability.py DIR [--json FILE] [--repeats N]
 
 DIR holds CSV files with the columns epoch and val_acc. For published curves nobody knows the truth, so the answers
 stand side by side, with how far each moves when the last quarter of the curve is cut off. For synthetic curves the
@@ -109,27 +109,27 @@ def synthetic(kind: str, length: int) -> tuple[Floats, float | None]:
     return curve, float(np.flatnonzero(~inside)[-1] + 2)
 
 
-def trials() -> Iterator[tuple[str, int, float, Floats, float | None]]:
+def trials(repeats: int = REPEATS) -> Iterator[tuple[str, int, float, Floats, float | None]]:
     """Every synthetic curve with its truth; NaN ones are exponential ones with three epochs lost."""
     generator = np.random.default_rng(7)
     for kind in ("exponential", "step schedule", "overfit", "never stable", "NaN"):
         for length in LENGTHS:
             curve, truth = synthetic("exponential" if kind == "NaN" else kind, length)
             for deviation in NOISES:
-                for _ in range(REPEATS):
+                for _ in range(repeats):
                     noisy = curve + generator.normal(0, deviation, length)
                     if kind == "NaN":
                         noisy[generator.choice(length - 5, 3, replace=False)] = np.nan
                     yield kind, length, deviation, noisy, truth
 
 
-def measure(named: dict[str, Detector]) -> list[dict[str, Any]]:
+def measure(named: dict[str, Detector], repeats: int = REPEATS) -> list[dict[str, Any]]:
     """Bias and spread of every detector on every kind and noise: of (answer - truth) in percent of the curve's length.
 
     `answered` is the share of curves with an answer; for "never stable" none is right, and it is the share of false ones.
     """
     cells: dict[tuple[str, float, str], list[float | None]] = {}
-    for kind, length, deviation, curve, truth in trials():
+    for kind, length, deviation, curve, truth in trials(repeats):
         for name, detector in named.items():
             found = detector(curve)
             error = None if found is None else 100 * (found - (truth if truth is not None else found)) / length
@@ -168,6 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dir", type=Path, help="folder of CSV files with epoch and val_acc")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, metavar="N", help=f"noisy copies of each curve (default {REPEATS})"
+    )
     options = parser.parse_args(arguments)
     if not sorted(options.dir.glob("*.csv")):
         print(f"error: {options.dir} holds no CSV file", file=sys.stderr)
@@ -175,10 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = detectors()
     real = published(options.dir, named)
     print("synthetic curves (about 20 s) ...", file=sys.stderr, flush=True)
-    known = measure(named)
+    known = measure(named, options.repeats)
     with pd.option_context("display.width", 250, "display.max_columns", 30, "display.max_rows", 200):
         print(pd.DataFrame(real).to_string(index=False, na_rep="-"), "\n")
-        print(pd.DataFrame(known).round(2).to_string(index=False, na_rep="-"))
+        print(pd.DataFrame(known).round(3).to_string(index=False, na_rep="-"))
     if options.json:
         options.json.write_text(json.dumps({"published": real, "synthetic": known}, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -110,7 +110,7 @@ def test_one_outlier_of_five_or_more_sizes_is_left_out() -> None:
     assert untouched.outlier is None
     predicted = [fit.predict(32, gpus_per_node=64)["value"].iloc[0] for fit in (
         analysis.fit_scaling(table(sizes, clean, n_nodes=1)), analysis.fit_scaling(table(sizes, dirty, n_nodes=1)))]  # fmt: skip
-    assert predicted[1] == pytest.approx(predicted[0], rel=0.03)
+    assert predicted[1] == pytest.approx(predicted[0], rel=0.05)
 
 
 def test_what_cannot_be_is_refused() -> None:
