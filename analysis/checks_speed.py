@@ -32,16 +32,16 @@ _DISTURBED = 0.20
 def speed_checks(table: pd.DataFrame) -> Iterator[Finding]:
     """What the speeds of each group say, and those of the same work on other GPUs."""
     for fit in fit_scaling(table).groups:
-        yield from _of_group(fit, table)
+        yield from _of_group(fit)
     yield from _same_on_other_gpus(table)
     yield from _disturbed_replicates(table)
 
 
-def _of_group(fit: GroupFit, table: pd.DataFrame) -> Iterator[Finding]:
+def _of_group(fit: GroupFit) -> Iterator[Finding]:
     data = fit.data
     fields = dict(zip(GROUP, data.key, strict=True))
     about = describe(fields)
-    rows = _rows(table, fields, data.metric)
+    rows = data.rows
     if fit.status == "refused":
         yield Finding(
             "implausible",
@@ -229,11 +229,3 @@ def _disturbed_replicates(table: pd.DataFrame) -> Iterator[Finding]:
                 next="repeat it; the median that is fitted does not follow it",
                 numbers={"value": value, "others": usual},
             )
-
-
-def _rows(table: pd.DataFrame, fields: dict[str, Any], metric: str) -> tuple[int, ...]:
-    chosen = table["metric"] == metric
-    for name, value in fields.items():
-        if name != "per_gpu_batch" or value is not None:
-            chosen &= table[name].isna() if value is None else table[name] == value
-    return tuple(int(label) for label in table.index[chosen.fillna(False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ class GroupFit:
         status: `ok`; `insufficient_data` with one or two sizes; `refused` where the measurements cannot be right.
         reason: why not `ok`, in words.
         outlier: ranks of the one size that was left out of the fit, or None.
-        models: each law that the number of sizes allows, by name.
         weights: probability of each law.
         karp_flatt: (ranks, experimentally determined serial fraction) of every size above the smallest.
     """
@@ -44,7 +44,6 @@ class GroupFit:
     status: str
     reason: str
     outlier: int | None
-    models: dict[str, Fitted]
     weights: dict[str, float]
     karp_flatt: tuple[tuple[int, float], ...]
     posterior: Posterior | None
@@ -53,6 +52,18 @@ class GroupFit:
     def key(self) -> tuple[Any, ...]:
         """The values of `analysis.schema.GROUP`."""
         return self.data.key
+
+    @cached_property
+    def models(self) -> dict[str, Fitted]:
+        """Each law that the number of sizes allows, fitted by itself, by name; empty where nothing is fitted."""
+        if self.posterior is None:
+            return {}
+        own = self.posterior
+        return {
+            name: fit_model(model, own.n, own.log_cost, own.replicates)
+            for name, model in MODELS.items()
+            if len(own.n) >= model.needs
+        }
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -171,7 +182,7 @@ def fit_group(data: Measured) -> GroupFit:
     place = _slow_one(data.n, cost) if refusal else None
     if (refusal and place is None) or sizes == 1:
         status = "refused" if refusal else "insufficient_data"
-        return GroupFit(data, status, refusal or "one size only", None, {}, {}, serial, None)
+        return GroupFit(data, status, refusal or "one size only", None, {}, serial, None)
     keep = np.ones(sizes, dtype=bool)
     if place is None:
         posterior = Posterior.of(data.n, data.nodes, cost, data.replicates)
@@ -181,17 +192,11 @@ def fit_group(data: Measured) -> GroupFit:
     if not keep.all() or refusal:
         posterior = Posterior.of(data.n[keep], data.nodes[keep], cost[keep], data.replicates[keep])
     used = int(keep.sum())
-    models = {
-        name: fit_model(model, data.n[keep], cost[keep], data.replicates[keep])
-        for name, model in MODELS.items()
-        if used >= model.needs
-    }
     return GroupFit(
         data=data,
         status="ok" if used > 2 else "insufficient_data",
         reason="" if used > 2 else "two sizes only: any law of two parameters passes through both",
         outlier=None if place is None else int(data.n[place]),
-        models=models,
         weights=posterior.law_weights(),
         karp_flatt=serial,
         posterior=posterior,

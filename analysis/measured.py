@@ -29,6 +29,7 @@ class Measured:
         key: the values of `analysis.schema.GROUP`.
         held: what stays the same over sizes: "batch per rank" (weak scaling of a step), "global batch" (strong), "unknown".
         n, nodes, values, replicates: shape (sizes,); `values` in the metric's unit.
+        rows: index labels of the rows of the table behind all this.
         known_nodes: whether every size says how many nodes it ran on.
         spread: standard deviation of log values over replicates, pooled; None without replicates.
     """
@@ -41,6 +42,7 @@ class Measured:
     nodes: Floats
     values: Floats
     replicates: Floats
+    rows: tuple[int, ...]
     known_nodes: bool
     spread: float | None
 
@@ -147,6 +149,7 @@ def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) 
         nodes=np.where(np.isfinite(own_nodes), own_nodes, 1.0),
         values=np.array([np.exp(np.median(logs)) for logs in within]),
         replicates=np.array([float(len(logs)) for logs in within]),
+        rows=tuple(int(label) for label in rows.index),
         known_nodes=bool(np.isfinite(own_nodes).all()),
         spread=None if freedom == 0 else float(np.sqrt(squares / freedom)),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.csv_files import Row
 from analysis.schema import COLUMNS, METRICS
-from analysis.stability import SHORTEST, epochs_to_stability
+from analysis.stability import SHORTEST, settling_epoch
 from hvdtrain.errors import UserError
 from hvdtrain.record import CellRecord, Epoch, read_study
 
@@ -158,12 +158,8 @@ def _stable_from(epochs: Sequence[Epoch]) -> float | None:
     curve = [epoch.val_acc for epoch in epochs if epoch.val_acc is not None]
     if len(curve) < SHORTEST or len(curve) < len(epochs) / 2:
         return None
-    found = epochs_to_stability(
-        [math.nan if epoch.val_acc is None else epoch.val_acc for epoch in epochs],
-        epochs=[epoch.epoch for epoch in epochs],
-        resamples=0,
-    )
-    return found.epoch
+    values = [math.nan if epoch.val_acc is None else epoch.val_acc for epoch in epochs]
+    return settling_epoch(values, [epoch.epoch for epoch in epochs])
 
 
 def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:

@@ -137,6 +137,16 @@ def epochs_to_stability(
     )
 
 
+def settling_epoch(val_acc: ArrayLike, epochs: Sequence[float], tolerance: float = 0.01) -> float | None:
+    """`epochs_to_stability(...).epoch` alone, for thousands of runs: a tenth of the time."""
+    values, numbers, _, dropped, _ = _clean(val_acc, tolerance, epochs, None)
+    if len(values) < SHORTEST or (dropped and _ends_in_nothing(val_acc)):
+        return None
+    core = _Core.of(values, tolerance)
+    index = core.index()
+    return None if index is None or core.collapsed() or core.rising() else float(numbers[index])
+
+
 @dataclass(frozen=True)
 class _Core:
     """One clean curve with its plateau; indices count from 0."""
