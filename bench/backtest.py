@@ -118,8 +118,8 @@ def epochs_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
     """Predictions of epochs at two to three times the largest batch that was fitted."""
     rows = table[table["metric"].eq("epochs_to_stability") & table["global_batch"].notna()]
     for _, own in rows.groupby([*EPOCH_GROUP, "gpu_type"], dropna=False, sort=False):
-        by = own.groupby("global_batch")["value"].agg(["mean", "size"]).sort_index()
-        batches, epochs, counts = by.index.to_numpy(float), by["mean"].to_numpy(float), by["size"].to_numpy(float)
+        by = own.groupby("global_batch")["value"].agg(["median", "size"]).sort_index()
+        batches, epochs, counts = by.index.to_numpy(float), by["median"].to_numpy(float), by["size"].to_numpy(float)
         for m in range(FIRST, len(batches)):
             group = fit_batches(batches[:m], epochs[:m], counts[:m])
             for place in range(m, len(batches)):

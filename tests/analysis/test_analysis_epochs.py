@@ -27,19 +27,25 @@ def counts(batches: list[int], epochs: list[float], **fields: object) -> pd.Data
 def test_the_hyperbola_is_found_again() -> None:
     batches = [64, 128, 256, 512]
     (group,) = analysis.fit_epochs(counts(batches, [10 * (1 + b / 300) for b in batches])).groups
-    assert group.emin == pytest.approx(10, rel=0.01)
-    assert group.bcrit == pytest.approx(300, rel=0.02)
+    assert group.emin == pytest.approx(10, rel=0.02)
+    assert group.bcrit == pytest.approx(300, rel=0.05)
     assert group.bcrit_low < 300 < group.bcrit_high
     row = analysis.fit_epochs(counts(batches, [10 * (1 + b / 300) for b in batches])).predict(1024).iloc[0]
-    assert row["value"] == pytest.approx(10 * (1 + 1024 / 300), rel=0.01)
+    assert row["value"] == pytest.approx(10 * (1 + 1024 / 300), rel=0.02)
     assert row["low"] < row["value"] < row["high"]
     assert row["status"] == "ok"
 
 
-def test_epochs_that_do_not_grow_have_no_critical_batch() -> None:
+def test_epochs_that_do_not_grow_have_a_critical_batch_far_above() -> None:
     group = fit_batches(np.array([32.0, 64, 128]), np.array([20.0, 20, 20]), np.ones(3))
-    assert group.bcrit == float("inf")
-    assert group.interval(256.0)[1] == pytest.approx(20, rel=0.01)
+    assert group.bcrit > 8 * 128
+    assert group.interval(256.0)[1] == pytest.approx(20.5, rel=0.04)
+
+
+def test_one_run_gone_wrong_of_several_moves_nothing() -> None:
+    clean = counts([64, 64, 64, 128, 128, 128, 256, 256, 256], [10, 10, 10, 12, 12, 12, 15, 15, 15])
+    dirty = counts([64, 64, 64, 128, 128, 128, 256, 256, 256], [10, 10, 10, 12, 90, 12, 15, 15, 15])
+    assert analysis.fit_epochs(dirty).predict(512).equals(analysis.fit_epochs(clean).predict(512))
 
 
 def test_statuses() -> None:
