@@ -39,7 +39,10 @@ def test_the_hyperbola_is_found_again() -> None:
 def test_epochs_that_do_not_grow_have_a_critical_batch_far_above() -> None:
     group = fit_batches(np.array([32.0, 64, 128]), np.array([20.0, 20, 20]), np.ones(3))
     assert group.bcrit > 8 * 128
-    assert group.interval(256.0)[1] == pytest.approx(20.5, rel=0.04)
+    # Three equal counts do not exclude growth beyond them: the best guess allows for some, the interval for none.
+    low, value, _ = group.interval(256.0)
+    assert low == pytest.approx(20, rel=0.01)
+    assert 20 < value < 24
 
 
 def test_one_run_gone_wrong_of_several_moves_nothing() -> None:
