@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.checks_runs import run_checks
 from analysis.checks_speed import speed_checks
 from analysis.checks_table import table_checks
+from analysis.complete import completed
 from analysis.finding import CODES, Finding
 from analysis.runs import Run
 
@@ -30,5 +31,6 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     >>> [finding.code for finding in found][:3]
     ['inconsistent_total', 'superlinear', 'input_bound']
     """
+    table = completed(table, ("n_gpus", "metric", "value"))
     found = [*speed_checks(table), *table_checks(table, {run.source for run in runs}), *run_checks(runs)]
     return sorted(found, key=lambda finding: CODES.index(finding.code))

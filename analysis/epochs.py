@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.complete import completed
 from analysis.finding import known
 from analysis.posterior import Floats, quantiles
 from hvdtrain.errors import UserError
@@ -152,6 +153,7 @@ def fit_epochs(table: pd.DataFrame) -> EpochsFit:
         table: rows of metric epochs_to_stability (or epochs_to_target) with a global_batch; rows of metric noise_scale
             (samples) give a second estimate of Bcrit.
     """
+    table = completed(table)
     chosen = table[table["metric"].isin((*METRICS_OF_EPOCHS, "noise_scale")) & (table["value"] > 0)]
     groups = []
     for key, rows in chosen.groupby(list(EPOCH_GROUP), dropna=False, sort=False):

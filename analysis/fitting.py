@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.complete import completed
 from analysis.measured import Floats, Measured, measured
 from analysis.models import MODELS, Fitted, fit_model, karp_flatt
 from analysis.posterior import Posterior
@@ -46,7 +47,7 @@ class GroupFit:
     outlier: int | None
     weights: dict[str, float]
     karp_flatt: tuple[tuple[int, float], ...]
-    posterior: Posterior | None
+    posterior: Posterior | None = field(repr=False)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -151,7 +152,7 @@ def fit_scaling(table: pd.DataFrame) -> ScalingFit:
     sizes. Laws, uncertainty and their sources: `analysis.models`, `analysis.posterior`.
 
     Args:
-        table: columns of `analysis.schema.COLUMNS`, one row per measurement.
+        table: columns of `analysis.schema.COLUMNS`, one row per measurement; n_gpus, metric and value at least.
 
     Raises:
         UserError: a column is missing.
@@ -160,10 +161,7 @@ def fit_scaling(table: pd.DataFrame) -> ScalingFit:
     >>> analysis.fit_scaling(analysis.reference("caltech256_lab")).predict(16).status.unique().tolist()
     ['insufficient_data']
     """
-    needed = [*GROUP, "n_gpus", "n_nodes", "global_batch", "epochs", "metric", "value"]
-    missing = [name for name in needed if name not in table.columns]
-    if missing:
-        raise UserError(f"the table has no column {', '.join(missing)}; analysis.read makes one that has them all")
+    table = completed(table, ("n_gpus", "metric", "value"))
     return ScalingFit(tuple(fit_group(data) for data in measured(table)))
 
 

@@ -31,8 +31,8 @@ class Model:
 
     @property
     def needs(self) -> int:
-        """Fewest sizes: one more than what is fitted, or the law could not be wrong."""
-        return len(self.parameters) + 2
+        """Fewest sizes: three for a law of two parameters (level and overhead), five for one of three."""
+        return 1 + 2 * len(self.parameters)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.complete import completed
 from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
@@ -82,6 +83,7 @@ def recommend(
     >>> best.fastest.name, [way.name for way in best.fastest_rivals]
     ('8 x V100', [])
     """
+    table = completed(table, ("n_gpus", "metric", "value"))
     check_target(target)
     rates = check_prices(prices)
     for name, limit in (("deadline", deadline), ("budget", budget)):

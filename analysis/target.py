@@ -81,8 +81,8 @@ class Way:
 
     @property
     def hours_unit(self) -> str:
-        """What `gpu_hours` counts in words: "GPU-hours", or "rank-hours" on CPUs."""
-        return "rank-hours" if self.fields["device"] == "cpu" else "GPU-hours"
+        """What `gpu_hours` counts in words: "GPU-hours", or "rank-hours" where no GPU is known of."""
+        return "GPU-hours" if self.fields["device"] == "gpu" else "rank-hours"
 
     @property
     def cost(self) -> float | None:

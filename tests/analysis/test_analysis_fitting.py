@@ -74,7 +74,7 @@ def test_what_each_number_of_sizes_allows() -> None:
     for count in (3, 4, 5):
         (group,) = analysis.fit_scaling(table(sizes[:count], [amdahl(n) for n in sizes[:count]], n_nodes=1)).groups
         assert group.status == "ok"
-        assert ("usl" in group.models) == (count >= 4)
+        assert ("usl" in group.models) == (count >= 5)
         assert {"amdahl", "log2", "power", "ring"} <= set(group.models)
         assert sum(group.weights.values()) == pytest.approx(1)
 
@@ -148,8 +148,21 @@ def test_the_contract_of_predict() -> None:
     assert rows["n_gpus"].tolist() == [16, 32]
     with pytest.raises(UserError, match="0 ranks cannot be predicted"):
         analysis.fit_scaling(table([1, 2, 4], [100, 190, 370])).predict(0)
-    with pytest.raises(UserError, match="no column"):
+    with pytest.raises(UserError, match="no column metric and value"):
         analysis.fit_scaling(pd.DataFrame({"n_gpus": [1]}))
+
+
+def test_a_table_of_a_few_columns_will_do() -> None:
+    bare = pd.DataFrame({"n_gpus": [1, 2, 4], "metric": "throughput", "value": [100.0, 190, 370]})
+    row = analysis.fit_scaling(bare).predict(8).iloc[0]
+    assert row["status"] == "ok"
+    assert analysis.diagnose(bare) == []
+    assert analysis.recommend(bare).basis == "1000 samples"
+    assert analysis.fit_epochs(bare).groups == ()
+    typed = bare.assign(gpu_type="T4", per_gpu_batch=32.0)
+    assert analysis.fit_scaling(typed).groups[0].fields["device"] == "gpu"
+    with pytest.raises(UserError, match="column n_gpus of the table"):
+        analysis.fit_scaling(bare.assign(n_gpus=["one", "two", "four"]))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05])
