@@ -57,6 +57,8 @@ _METRIC_ALIASES = {
     "epochstotarget": ("epochs_to_target", None, False),
     "noisescale": ("noise_scale", None, False),
     "timetotarget": ("time_to_target", None, False),
+    "energy": ("energy", None, False),
+    "energyj": ("energy", "J", False),
 }
 _PER_RANK = re.compile(r"\s*(?:/|per|_per_|\()\s*(?:gpu|rank|worker|replica|device)\)?\s*$", re.IGNORECASE)
 _UNIT = re.compile(r"[\[(]\s*([^\])]+)\s*[\])]\s*$")

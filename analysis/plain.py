@@ -136,9 +136,11 @@ def ways(answer: Recommendation) -> Sheet:
         "epoch": "Time of one epoch",
     }.get(answer.basis, "Time of 1,000 samples")
     hours = answer.ways[0].hours_unit if answer.ways else "GPU-hours"
-    columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "accuracy", ""]
+    columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "energy (kWh)", "accuracy", ""]
     if not any(way.price for way in answer.ways):
         columns, rows = _without(columns, rows, "cost")
+    if not any(way.energy for way in answer.ways):
+        columns, rows = _without(columns, rows, "energy (kWh)")
     if not any(row[-1] for row in rows):
         columns, rows = _without(columns, rows, "")
     return Sheet(heading, columns, rows, answer.next_run)
@@ -147,18 +149,11 @@ def ways(answer: Recommendation) -> Sheet:
 def _way(way: Way, note: str) -> list[str]:
     epochs = _NONE if way.epochs is None else f"{way.epochs:.0f}"
     if math.isnan(way.seconds):
-        return [_named(way), epochs, _NONE, _NONE, _NONE, _NONE, _percent(way.val_acc), note]
+        return [_named(way), epochs, *[_NONE] * 5, _percent(way.val_acc), note]
     interval = f"{duration(way.low)} to {duration(way.high)}"
-    return [
-        _named(way),
-        epochs,
-        duration(way.seconds),
-        interval,
-        number(way.gpu_hours),
-        number(way.cost),
-        _percent(way.val_acc),
-        note,
-    ]
+    energy = number(None if way.energy is None else way.energy / 3.6e6)
+    spent = [number(way.gpu_hours), number(way.cost), energy]
+    return [_named(way), epochs, duration(way.seconds), interval, *spent, _percent(way.val_acc), note]
 
 
 def _named(way: Way) -> str:

@@ -165,6 +165,13 @@ def test_a_file_is_reported_beside_the_user(caltech: Path, tmp_path: Path, monke
         (["caltech.csv", "--out", "taken"], "error: taken is a file, and a report goes into a folder\n"),
         (["caltech.csv", "--out", "taken/new"], "error: taken is a file, and a report goes into a folder\n"),
         (["caltech.csv", "--out", "new", "--json", "runs"], "error: runs is a folder, and the report would be a file"),
+        (["caltech.csv", "--target", "68"], "error: target 68 is not an accuracy between 0 and 1; did you mean 0.68?"),
+        (["caltech.csv", "--target", "most"], "error: --target most: 'most' is not a number"),
+        (["caltech.csv", "--price", "V100"], "error: --price V100 is not TYPE=RATE; write it like --price V100=2.48"),
+        (["caltech.csv", "--price", "V100=0"], "error: the price of V100, 0.0, is not above zero"),
+        (["caltech.csv", "--deadline", "90"], 'error: "90" is not a time: the number has no unit'),
+        (["caltech.csv", "--budget", "-1"], "error: budget -1.0 is not above zero"),
+        (["caltech.csv", "--reference", "caltech"], 'error: no reference table "caltech"; there are caltech256_lab'),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
@@ -187,6 +194,27 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert errors[0].startswith(expected)
     assert said.out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_limits_and_prices_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    rows = [f"net,V100,{n},1,{100 / n + 1},{3000 / n + 60},{3e6 * (1 + n / 20)}" for n in (1, 2, 4)]
+    table.write_text("model,GPU,GPUs,nodes,epoch time [s],total [s],epochs,energy\n" + "".join(
+        f"{','.join(row.split(',')[:6])},30,{row.split(',')[6]}\n" for row in rows))  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--deadline", "20 min", "--price", "V100=3", "--out", "out"]
+    assert main(["report", "t.csv", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Within a deadline of 20 min 00 s the cheapest is 4 x V100" in printed
+    assert "a cost of" in printed
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "energy (kWh)" in markdown
+    (answer,) = json.loads((tmp_path / "out" / "report.json").read_text())["recommendations"]
+    assert answer["within_limits"]["name"] == "4 x V100"
+    assert answer["ways"][0]["energy"] == pytest.approx(3e6 * 1.2)
+    assert answer["ways"][0]["cost"] == pytest.approx(answer["ways"][0]["gpu_hours"] * 3)
 
 
 def test_the_guide_shows_what_is_printed(
