@@ -187,7 +187,9 @@ def _sentences(
         )
     if cheapest is not None:
         cost = (
-            f"{cheapest.cost:.2f}" if cheapest.cost is not None else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
+            f"a cost of {cheapest.cost:.2f}"
+            if cheapest.cost is not None
+            else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
         )
         found.append(f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + _rivals(cheap_rivals, "cost"))
     if unreached:
@@ -203,8 +205,8 @@ def _rivals(rivals: Sequence[Way], by: str) -> str:
     if not rivals:
         return ". No other interval reaches into this one."
     spans = ", ".join(f"{way.name} ({way.worth(by)[1] / (3600 if by == 'seconds' else 1):.3g})" for way in rivals)
-    unit = "h" if by == "seconds" else "cost" if rivals[0].price is not None else rivals[0].hours_unit
-    return f"; not told apart from {spans} {unit}."
+    units = {"seconds": " h", "cost": "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"}
+    return f"; not told apart from {spans}{units[by]}."
 
 
 def duration(seconds: float) -> str:
