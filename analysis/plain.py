@@ -195,7 +195,7 @@ def _epoch(one: Stability) -> str:
 def _span(one: Stability) -> str:
     if one.low is None or one.epoch is None:
         return _NONE
-    return f"{one.low:g} to {'later' if one.high is None else f'{one.high:g}'}"
+    return f"{one.low:g} to {'later' if one.high is None or math.isinf(one.high) else f'{one.high:g}'}"
 
 
 def _percent(value: float | None) -> str:

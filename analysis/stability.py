@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class Stability:
 
     Attributes:
         epoch: the first stable epoch, in the numbering that was given; None when there is none.
-        low, high: 90 % bootstrap interval of `epoch`; `high` is None where it reaches past the last epoch.
+        low, high: 90 % bootstrap interval of `epoch`; `high` is infinite where it reaches past the last epoch. Of a
+            `censored` curve `low` is the last epoch that is known not to be enough. None without a plateau.
         plateau: the level that counts as stable (fraction of one); None without a curve.
         band: half-width of the band around it.
         status: of `STATUSES`. `censored`: later than can be confirmed, so epochs to stability > `longer_than`.
@@ -120,8 +122,8 @@ def epochs_to_stability(
     status = "censored" if censored else "degraded" if core.degraded else "stable"
     return Stability(
         epoch=epoch,
-        low=float(numbers[min(low, len(values) - 1)]) if index is not None else float(numbers[-1]),
-        high=None if censored or high >= len(values) else float(numbers[high]),
+        low=_longer_than(core, index, numbers) if censored else float(numbers[min(low, len(values) - 1)]),
+        high=math.inf if censored or high >= len(values) else float(numbers[high]),
         plateau=core.plateau,
         band=core.band,
         status=status,

@@ -3,8 +3,8 @@
     python bench/backtest.py DIR [--json FILE]
 
 DIR holds CSV files in the analysis format. For every group with four or more sizes, the smallest m >= 3 are fitted and each
-larger one up to four times the largest of them is predicted. Extra-P takes part where it is installed
-(`pip install extrap`; it wants NumPy 1, so give it an environment of its own).
+larger one up to four times the largest of them is predicted. Extra-P takes part where it is installed; it asks for NumPy 1
+and runs with 2: `pip install --no-deps extrap "marshmallow<4" "pycubexr<3" tqdm`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from analysis.epochs import EPOCH_GROUP, LAWS, fit_batches, predict_one
 from analysis.fitting import FURTHEST, fit_group
 from analysis.measured import COMMON_NODE, Measured, measured
 from analysis.schema import COLUMNS, COUNTS, METRICS, WORDS
-from bench.rivals import RIVALS, extrap_epochs
+from bench.rivals import RIVALS, extrap
 
 FIRST = 3
 
@@ -79,33 +79,36 @@ def _comments(path: Path) -> list[int]:
 def scaling_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
     """Every prediction of every model on one table."""
     for data in measured(table[table["n_gpus"].notna()]):
+        # Above the commonest size of a node several are meant, where nobody says how many.
         nodes = (
-            np.where(data.n > COMMON_NODE, np.maximum(data.nodes, 2), data.nodes)
-            if not data.known_nodes
-            else data.nodes
+            data.nodes if data.known_nodes else np.where(data.n > COMMON_NODE, np.maximum(data.nodes, 2), data.nodes)
         )
         for m in range(FIRST, len(data.n)):
             part = _first(data, m)
             fit = fit_group(part)
-            cost = part.log_cost(part.values, part.n)
-            for place in range(m, len(data.n)):
-                asked = float(data.n[place])
-                if asked > FURTHEST * part.n[-1]:
+            places = np.arange(m, len(data.n))
+            places = places[data.n[places] <= FURTHEST * part.n[-1]]
+            # Ours refuses what cannot be: nobody's prediction from it counts.
+            if fit.posterior is None or not len(places):
+                continue
+            asked, truth = data.n[places], data.values[places]
+            kinds = [_kind(float(nodes[m - 1]), float(nodes[place])) for place in places]
+            middle, low, high = fit.quantiles(asked, data.nodes[places])
+            held = (low <= truth) & (truth <= high)
+            for kind, error, inside in zip(kinds, np.log(middle / truth), held, strict=True):
+                yield Outcome(name, "hvdtrain", kind, float(error), bool(inside))
+            for model, rival in RIVALS.items():
+                found = rival(part.n, part.log_cost(part.values, part.n), asked)
+                if found is None:
                     continue
-                kind = "one_node" if nodes[place] <= 1 else "multi_node" if nodes[m - 1] > 1 else "crossing"
-                truth = float(data.values[place])
-                if fit.posterior is None:
-                    # Ours refuses what cannot be: nobody's prediction from it counts.
-                    continue
-                middle, low, high = fit.quantiles(np.array([asked]), np.array([data.nodes[place]]))
-                yield Outcome(
-                    name, "hvdtrain", kind, float(np.log(middle[0] / truth)), bool(low[0] <= truth <= high[0])
-                )
-                for model, rival in RIVALS.items():
-                    found = rival(part.n, cost, asked)
-                    if found is not None:
-                        value = float(part.value(np.array([found]), np.array([asked]))[0])
-                        yield Outcome(name, model, kind, float(np.log(value / truth)), None)
+                for kind, error in zip(kinds, np.log(part.value(found, asked) / truth), strict=True):
+                    if np.isfinite(error):
+                        yield Outcome(name, model, kind, float(error), None)
+
+
+def _kind(last: float, asked: float) -> str:
+    """Within one node, over several that were measured, or from one to several for the first time."""
+    return "one_node" if asked <= 1 else "multi_node" if last > 1 else "crossing"
 
 
 def _first(data: Measured, m: int) -> Measured:
@@ -130,9 +133,9 @@ def epochs_outcomes(name: str, table: pd.DataFrame) -> Iterator[Outcome]:
                 yield Outcome(name, "hvdtrain", "epochs", float(np.log(row["value"] / truth)), covered)
                 others = {law: float(group.predict_law(law, at)[0]) for law in LAWS if law != "hyperbolic"}
                 others["last_point"] = float(epochs[m - 1])
-                found = extrap_epochs(batches[:m], epochs[:m], float(at[0]))
-                if found is not None:
-                    others["extrap"] = found
+                found = extrap(batches[:m], np.log(epochs[:m]), at)
+                if found is not None and np.isfinite(found[0]):
+                    others["extrap"] = float(np.exp(found[0]))
                 for model, value in others.items():
                     yield Outcome(name, model, "epochs", float(np.log(max(value, 1e-9) / truth)), None)
 

@@ -1,7 +1,7 @@
 """What others would predict, given the same sizes: the models that `backtest.py` puts beside ours.
 
-Each takes ranks, log costs (`analysis.models`), and the asked ranks, and returns a log cost, or None where it gives none.
-None of them states an interval.
+Each takes ranks, log costs (`analysis.models`), and the asked ranks, and returns a log cost for each of these, NaN where it
+gives none, or None where it is not installed. None of them states an interval.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 from analysis.models import MODELS, fit_model
 
 Floats = NDArray[np.float64]
-Rival = Callable[[Floats, Floats, float], "float | None"]
+Rival = Callable[[Floats, Floats, Floats], "Floats | None"]
 
 
-def amdahl(n: Floats, log_cost: Floats, asked: float) -> float:
+def amdahl(n: Floats, log_cost: Floats, asked: Floats) -> Floats:
     """Amdahl's law, least squares in logs."""
-    return float(fit_model(MODELS["amdahl"], n, log_cost).log_cost(np.array([asked]))[0])
+    return fit_model(MODELS["amdahl"], n, log_cost).log_cost(asked)
 
 
-def usl(n: Floats, log_cost: Floats, asked: float) -> float:
+def usl(n: Floats, log_cost: Floats, asked: Floats) -> Floats:
     """The universal scalability law, least squares in logs."""
-    return float(fit_model(MODELS["usl"], n, log_cost).log_cost(np.array([asked]))[0])
+    return fit_model(MODELS["usl"], n, log_cost).log_cost(asked)
 
 
-def last_point(n: Floats, log_cost: Floats, asked: float) -> float:
+def last_point(n: Floats, log_cost: Floats, asked: Floats) -> Floats:
     """The efficiency of the largest measured size, for ever."""
-    return float(log_cost[-1])
+    return np.full(len(asked), log_cost[-1])
 
 
-def extrap(n: Floats, log_cost: Floats, asked: float) -> float | None:
+def extrap(n: Floats, log_cost: Floats, asked: Floats) -> Floats | None:
     """Extra-P's performance model normal form, single parameter, its defaults; None where it is not installed.
 
     It is given the step time: it models growing functions best, and that is how its users measure weak scaling.
@@ -53,15 +53,10 @@ def extrap(n: Floats, log_cost: Floats, asked: float) -> float | None:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = SingleParameterModeler().create_model(points)
-        value = float(model.hypothesis.function.evaluate(asked))
-    return float(np.log(value)) + scale if value > 0 else None
+        function = SingleParameterModeler().create_model(points).hypothesis.function
+        values = np.array([float(function.evaluate(float(size))) for size in asked])
+    # A model of falling cost may cross zero: that is no prediction.
+    return np.log(np.where(values > 0, values, np.nan)) + scale
 
 
 RIVALS: dict[str, Rival] = {"extrap": extrap, "amdahl": amdahl, "usl": usl, "last_point": last_point}
-
-
-def extrap_epochs(batches: Floats, epochs: Floats, asked: float) -> float | None:
-    """Extra-P on epochs against batch."""
-    found = extrap(batches, np.log(epochs), asked)
-    return None if found is None else float(np.exp(found))

@@ -65,6 +65,7 @@ def test_a_curve_that_still_rises_is_censored(deviation: float) -> None:
     found = analysis.epochs_to_stability(noisy(0.3 + 0.5 * np.arange(60) / 60, deviation))
     assert (found.status, found.epoch) == ("censored", None)
     assert found.longer_than == 60
+    assert (found.low, found.high) == (60, float("inf"))
     assert "still rising at the end" in found.notices
 
 
@@ -118,8 +119,9 @@ def test_the_interval_holds_the_truth() -> None:
         found = analysis.epochs_to_stability(noisy(curve, 0.005, seed))
         assert found.low is not None
         assert found.epoch is not None
-        assert found.low <= found.epoch <= (found.high or 61)
-        held += found.low - 1 <= truth(curve) <= (found.high or 61) + 1
+        assert found.high is not None
+        assert found.low <= found.epoch <= found.high
+        held += found.low - 1 <= truth(curve) <= found.high + 1
     assert held >= 26
 
 
