@@ -134,7 +134,7 @@ def ways(answer: Recommendation) -> Sheet:
         "stable": "Time to stable accuracy" + ("" if answer.target is None else f" (all reach {goal})"),
         "whole run": "Time of a whole run",
         "epoch": "Time of one epoch",
-    }.get(answer.basis, "Time of 1,000 samples")
+    }.get(answer.basis, "Time of a million samples")
     hours = answer.ways[0].hours_unit if answer.ways else "GPU-hours"
     columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "energy (kWh)", "accuracy", ""]
     if not any(way.price for way in answer.ways):

@@ -176,7 +176,7 @@ def _sentences(
         "stable": "to stable accuracy",
         "whole run": "for its whole run",
         "epoch": "for one epoch",
-        "1000 samples": "for 1,000 samples",
+        "million samples": "for a million samples",
     }
     found = []
     if fastest is not None:
@@ -187,7 +187,7 @@ def _sentences(
         )
     if cheapest is not None:
         cost = (
-            f"a cost of {cheapest.cost:.2f}"
+            f"a cost of {cheapest.cost:.3g}"
             if cheapest.cost is not None
             else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
         )

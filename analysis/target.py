@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.epochs import METRICS_OF_EPOCHS, NOISE
 from analysis.finding import describe, known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
+from analysis.posterior import PRIOR
 from analysis.runs import Run
 from analysis.schema import GROUP
 from analysis.smoothing import smooth
@@ -34,7 +35,7 @@ class Way:
         epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
         energy: J, scaled from what was accounted for the whole run.
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
-        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "1000 samples".
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
     """
 
@@ -139,7 +140,7 @@ def ways(
 
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts, or one epoch,
-    or 1000 samples: the first that all configurations have.
+    or million samples: the first that all configurations have.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
@@ -223,10 +224,10 @@ def _by_throughput(
         fields = dict(zip(GROUP, key[:-1], strict=True))
         ended = accuracies.get(key)
         accuracy = None if ended is None else float(np.median(ended))
-        deviation, seconds = deviation_of_mean(values, 0.02), 1000 / float(np.median(values))
+        deviation, seconds = deviation_of_mean(values, PRIOR.expected), 1e6 / float(np.median(values))
         found.append(Way(
             fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-_Z * deviation)),
-            seconds * float(np.exp(_Z * deviation)), accuracy, _reached(accuracy, target, None, False), "1000 samples",
+            seconds * float(np.exp(_Z * deviation)), accuracy, _reached(accuracy, target, None, False), "million samples",
             len(values), _price(fields, rates),
         ))  # fmt: skip
     return found

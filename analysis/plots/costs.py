@@ -13,7 +13,7 @@ from analysis.target import Way
 
 _BASES = {
     "target": "time to the target", "stable": "time to stable accuracy", "whole run": "time of a run", "epoch": "time of an epoch",
-    "1000 samples": "time of 1,000 samples",
+    "million samples": "time of a million samples",
 }  # fmt: skip
 
 

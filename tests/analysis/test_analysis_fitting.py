@@ -157,7 +157,7 @@ def test_a_table_of_a_few_columns_will_do() -> None:
     row = analysis.fit_scaling(bare).predict(8).iloc[0]
     assert row["status"] == "ok"
     assert analysis.diagnose(bare) == []
-    assert analysis.recommend(bare).basis == "1000 samples"
+    assert analysis.recommend(bare).basis == "million samples"
     assert analysis.fit_epochs(bare).groups == ()
     typed = bare.assign(gpu_type="T4", per_gpu_batch=32.0)
     assert analysis.fit_scaling(typed).groups[0].fields["device"] == "gpu"
