@@ -23,10 +23,13 @@ def executed(name: str, folder: Path, **parameters: object) -> str:
     (place,) = [at for at, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
     injected = nbformat.v4.new_code_cell("\n".join(f"{key} = {value!r}" for key, value in parameters.items()))
     notebook.cells.insert(place + 1, injected)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=240, startup_timeout=180, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type == "error"]
-    assert not [output for output in outputs if output.get("name") == "stderr"], "no warnings either"
+    said = "".join(output.text for output in outputs if output.get("name") == "stderr")
+    assert "Warning" not in said, said
     data = [output.get("data", {}) for output in outputs]
     shown = [
         output.get("text") or own.get("text/html") or own.get("text/plain", "")
