@@ -59,8 +59,9 @@ $(BIN)/.dev: $(BIN)/.torch
 horovod: $(BIN)/.torch
 	$(call timed,Horovod for $(FRAMEWORKS) (2 min the first time$(,) then seconds),source $(BIN)/activate && hvdtrain build-horovod --frameworks $(FRAMEWORKS))
 
-# SLURM for the tests that submit to a real cluster. As root on Debian or Ubuntu it is installed; elsewhere it is listed.
-PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck dataset-fashion-mnist
+# SLURM for the tests that submit to a real cluster, Chromium for those that look at a report, 70,000 images for the jobs. As root on
+# Debian or Ubuntu it is installed; elsewhere it is listed.
+PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck chromium dataset-fashion-mnist
 system-packages:
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \

@@ -12,13 +12,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from analysis.diagnosis import diagnose
     from analysis.durations import parse_duration
+    from analysis.epochs import fit_epochs
+    from analysis.finding import Finding
+    from analysis.fitting import fit_scaling
+    from analysis.recommendation import recommend
+    from analysis.references import reference
+    from analysis.stability import epochs_to_stability
     from analysis.tables import read
 
-__all__ = ["parse_duration", "read"]
+__all__ = [
+    "Finding",
+    "diagnose",
+    "epochs_to_stability",
+    "fit_epochs",
+    "fit_scaling",
+    "parse_duration",
+    "read",
+    "recommend",
+    "reference",
+]
 
 # Public name -> the module that holds it, imported on first use (PEP 562).
-_HOMES = {"parse_duration": "analysis.durations", "read": "analysis.tables"}
+_HOMES = {
+    "Finding": "analysis.finding",
+    "diagnose": "analysis.diagnosis",
+    "epochs_to_stability": "analysis.stability",
+    "fit_epochs": "analysis.epochs",
+    "fit_scaling": "analysis.fitting",
+    "parse_duration": "analysis.durations",
+    "read": "analysis.tables",
+    "recommend": "analysis.recommendation",
+    "reference": "analysis.references",
+}
 
 
 def __getattr__(name: str) -> object:

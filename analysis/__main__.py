@@ -1,4 +1,4 @@
-"""The command line: `python -m analysis report STUDY|FILE.csv... [--out DIR] [--json FILE|-]`."""
+"""The command line: `python -m analysis report STUDY|FILE.csv... [--out DIR] [--json FILE|-] [--target ACC]`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import UserError
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 2 the request was wrong (said on stderr)."""
     options = _parser().parse_args(arguments)
     try:
-        return _report(options.inputs, options.out, options.json)
+        return _report(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -31,11 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     report = commands.add_parser(
         "report",
-        help="scaling table, figure and JSON of studies and CSV files",
-        description="Prints the scaling tables and writes report.png, report.md and report.json.",
+        help="what studies and tables say about scaling: a page, figures, JSON",
+        description="Prints tables and conclusions, and writes report.html, report.md, report.json and figures.",
         allow_abbrev=False,
     )
-    report.add_argument("inputs", nargs="+", type=Path, metavar="STUDY|FILE.csv", help="study folders and tables")
+    report.add_argument("inputs", nargs="+", type=Path, metavar="STUDY|FILE.csv", help="study folders, tables and logs")
     report.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: STUDY/report, else ./report)")
     report.add_argument(
         "--json",
@@ -43,21 +44,43 @@ def _parser() -> argparse.ArgumentParser:
         help="where the JSON goes instead (default: report.json in DIR); "
         "- prints it, and nothing else, on stdout, and writes the rest only if --out is given",
     )
+    report.add_argument("--target", metavar="ACC", help="accuracy to reach, as 0.67 or 67%% (default: what all reach)")
+    report.add_argument("--deadline", metavar="TIME", help='ask for the cheapest way in this time, as "2 h"')
+    report.add_argument(
+        "--budget", metavar="COST", help="ask for the fastest way at this cost (GPU-hours without --price)"
+    )
+    report.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="TYPE=RATE",
+        help="cost of one GPU-hour of a type; may be repeated",
+    )
+    report.add_argument(
+        "--reference", metavar="NAME", help="lay a published table under the figures, as caltech256_lab"
+    )
     return parser
 
 
-def _report(inputs: Sequence[Path], out: Path | None, json_to: str | None) -> int:
+def _report(options: argparse.Namespace) -> int:
+    inputs: list[Path] = options.inputs
+    out: Path | None = options.out
+    json_to: str | None = options.json
+    asked = _asked(options)
     with _patience("loading pandas and matplotlib"):
         # Only now: pandas and matplotlib take seconds on a cold disk, and --help must not.
         from rich.console import Console
 
         from analysis.assemble import assemble
-        from analysis.report import JSON, check_places, files, json_text, write
+        from analysis.insights import Asked
+        from analysis.references import reference
+        from analysis.report import FIGURES, JSON, check_places, files, json_text, write
         from analysis.tables import is_study, read_inputs
         from analysis.text import show
 
     with _patience(f"reading {', '.join(str(path) for path in inputs)}"):
-        report = assemble(read_inputs(inputs))
+        below = None if options.reference is None else reference(options.reference)
+        report = assemble(read_inputs(inputs), Asked(**asked), below)
 
     printed = json_to == "-"
     contents: dict[Path, bytes] = {}
@@ -65,7 +88,7 @@ def _report(inputs: Sequence[Path], out: Path | None, json_to: str | None) -> in
         folder = out or (inputs[0] / "report" if is_study(inputs[0]) else Path("report"))
         json_file = None if printed else Path(json_to) if json_to else folder / JSON
         check_places(folder, json_file)
-        with _patience("drawing the figure"):
+        with _patience("drawing the figures"):
             contents = files(report, folder, json_file)
         write(contents)
     if printed:
@@ -73,9 +96,43 @@ def _report(inputs: Sequence[Path], out: Path | None, json_to: str | None) -> in
     else:
         # Without a terminal rich assumes 80 columns and would fold every cell of the table.
         show(report, Console() if sys.stdout.isatty() else Console(width=120))
+    figures = [path for path in contents if path.parent.name == FIGURES]
     for path in contents:
-        print(f"wrote {path}", file=sys.stderr if printed else sys.stdout)
+        if path not in figures:
+            print(f"wrote {path}", file=sys.stderr if printed else sys.stdout)
+    if figures:
+        print(f"wrote {len(figures)} files in {figures[0].parent}", file=sys.stderr if printed else sys.stdout)
     return 0
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Target, limits and prices as numbers.
+
+    Raises:
+        UserError: one of them is none.
+    """
+    from analysis.durations import parse_duration
+
+    prices = {}
+    for text in options.price:
+        kind, equals, rate = text.partition("=")
+        if not equals or not kind:
+            raise UserError(f"--price {text} is not TYPE=RATE; write it like --price V100=2.48")
+        prices[kind] = _number("--price", text, rate)
+    target = None
+    if options.target is not None:
+        share = options.target.removesuffix("%").strip()
+        target = _number("--target", options.target, share) / (100 if options.target.endswith("%") else 1)
+    deadline = None if options.deadline is None else parse_duration(options.deadline)
+    budget = None if options.budget is None else _number("--budget", options.budget, options.budget)
+    return {"target": target, "deadline": deadline, "budget": budget, "prices": prices or None}
+
+
+def _number(option: str, given: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} {given}: {text!r} is not a number") from None
 
 
 @contextmanager

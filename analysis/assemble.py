@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import pandas as pd
 
 from analysis import words
 from analysis.curves import Curve, accuracy_curves
+from analysis.insights import Asked, Insights, gather
 from analysis.notes import notes, runs_of
 from analysis.runs import Run
 from analysis.scaling import Group, scaling
 from analysis.tables import Inputs
-from hvdtrain import __version__
-
-#: Raised when a field of report.json changes its meaning or goes; new fields do not raise it.
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """All groups, and the cells that are in none because they have not completed."""
+    """All groups, the cells that are in none because they have not completed, and what is concluded.
+
+    `reference` is a published table that is laid under the figures; it takes part in no conclusion.
+    """
 
     inputs: tuple[str, ...]
     parts: tuple[Part, ...]
     left_out: tuple[Run, ...]
+    table: pd.DataFrame
+    runs: tuple[Run, ...]
+    insights: Insights
+    reference: pd.DataFrame | None = None
 
     @property
     def caption(self) -> str:
@@ -44,8 +48,12 @@ class Report:
         return f"Speed, efficiency and validation accuracy: {'; '.join(part.title for part in self.parts)}"
 
 
-def assemble(inputs: Inputs) -> Report:
-    """The report of what was read."""
+def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame | None = None) -> Report:
+    """The report of what was read.
+
+    Raises:
+        UserError: what was asked for is not legal.
+    """
     parts = []
     for group in scaling(inputs.table):
         runs = runs_of(group, inputs.runs)
@@ -54,6 +62,10 @@ def assemble(inputs: Inputs) -> Report:
         inputs=tuple(str(path) for path in inputs.paths),
         parts=tuple(parts),
         left_out=tuple(run for run in inputs.runs if not run.measured),
+        table=inputs.table,
+        runs=inputs.runs,
+        insights=gather(inputs.table, inputs.runs, asked),
+        reference=reference,
     )
 
 
@@ -83,32 +95,3 @@ def machine(runs: Sequence[Run]) -> str:
         counts = " or ".join(str(count) for count in cores)
         found.append(f"{counts} core{'' if cores == [1] else 's'}{' per host' if len(hosts) > 1 else ''}")
     return ", ".join(found)
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """What report.json holds: numbers and strings only, no NaN. The fields are described in docs/read-a-report.md."""
-    return {
-        "version": SCHEMA_VERSION,
-        "hvdtrain": __version__,
-        "inputs": list(report.inputs),
-        "groups": [_group(part) for part in report.parts],
-        "left_out": [
-            {
-                "source": run.source,
-                "n_gpus": run.asked,
-                "device": run.device,
-                "status": run.status,
-                "reason": run.reason,
-                "epochs": len(run.epochs),
-            }
-            for run in report.left_out
-        ],
-    }
-
-
-def _group(part: Part) -> dict[str, Any]:
-    fields = dataclasses.asdict(part.group)
-    for point in fields["points"]:
-        curve = part.curves.get(point["n_gpus"], {})
-        point["val_acc_by_epoch"] = [{"epoch": epoch, **dataclasses.asdict(spread)} for epoch, spread in curve.items()]
-    return {"title": part.title, "machine": part.machine, **fields, "notes": list(part.notes)}

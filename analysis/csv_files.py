@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from analysis.durations import parse_duration, time_unit
+from analysis.headers import PER_RANK_UNIT, Header
 from analysis.schema import COLUMNS, COUNTS, DEVICES, METRICS, REQUIRED, WORDS, Metric
 from hvdtrain.errors import UserError, nearest
 
 Row = dict[str, str | int | float | None]
 
 
-def read_csv(path: Path) -> list[Row]:
+def read_csv(path: Path, ranks_needed: bool = True) -> list[Row]:
     """The rows of one CSV file in the tidy format (see `analysis.tables.read`).
 
     The first line names the columns, in any order; `n_gpus`, `metric` and `value` must be there, the rest may be
     absent or empty. An absent `source` is the file's name; an absent `device` is "gpu" where a GPU type is given; an
-    absent batch, per rank or global, follows from the other and the number of ranks.
+    absent batch, per rank or global, follows from the other and the number of ranks. Without `ranks_needed` a published
+    table may leave their number open.
 
     Returns:
         One dictionary per row with every column of `COLUMNS`: times in s, accuracies as fractions of one.
@@ -36,19 +38,19 @@ def read_csv(path: Path) -> list[Row]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     rows: list[Row] = []
-    columns: list[str] | None = None
+    header: Header | None = None
     try:
         for fields in reader:
-            if not any(field.strip() for field in fields):
+            # Published tables say where they come from above the first line.
+            if not any(field.strip() for field in fields) or fields[0].lstrip().startswith("#"):
                 continue
             where = f"{path}, line {reader.line_num}"
-            if columns is None:
-                columns = _header(fields, where)
+            if header is None:
+                header = Header(fields, where, REQUIRED)
                 continue
-            if len(fields) != len(columns):
-                raise UserError(f"{where}: {len(fields)} fields, but the first line names {len(columns)} columns")
-            given = {name: field.strip() for name, field in zip(columns, fields, strict=True) if field.strip()}
-            rows.append(_row(given, where, path.name))
+            if len(fields) != len(header.names):
+                raise UserError(f"{where}: {len(fields)} fields, but the first line names {len(header.names)} columns")
+            rows.extend(_row(given, where, path.name, ranks_needed) for given in header.rows(fields))
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
     if not rows:
@@ -56,25 +58,9 @@ def read_csv(path: Path) -> list[Row]:
     return rows
 
 
-def _header(fields: list[str], where: str) -> list[str]:
-    names = [field.strip() for field in fields]
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
-        raise UserError(f"{where}: columns are separated by commas here, numbers written with a point: save it as such")
-    for name in names:
-        if name not in COLUMNS:
-            legal = f"the columns are {', '.join(COLUMNS)}{nearest(name, COLUMNS)}"
-            raise UserError(f'{where}: no column "{name}"; {legal}')
-        if names.count(name) > 1:
-            raise UserError(f'{where}: column "{name}" is there {names.count(name)} times')
-    missing = [name for name in REQUIRED if name not in names]
-    if missing:
-        raise UserError(f"{where}: column {' and '.join(missing)} missing; {', '.join(REQUIRED)} are needed")
-    return names
-
-
-def _row(given: Mapping[str, str], where: str, source: str) -> Row:
+def _row(given: Mapping[str, str], where: str, source: str, ranks_needed: bool) -> Row:
     for name in REQUIRED:
-        if name not in given:
+        if name not in given and (ranks_needed or name != "n_gpus"):
             raise UserError(f'{where}: "{name}" is empty')
     row: Row = dict.fromkeys(COLUMNS)
     row.update({name: given[name] for name in WORDS if name in given})
@@ -85,7 +71,12 @@ def _row(given: Mapping[str, str], where: str, source: str) -> Row:
     row["device"] = _device(given, where)
     row["value"], row["unit"] = _value(given, where)
     ranks, per_rank, overall = row["n_gpus"], row["per_gpu_batch"], row["global_batch"]
-    assert isinstance(ranks, int)
+    if not isinstance(ranks, int):
+        return row
+    value = row["value"]
+    assert isinstance(value, float)
+    if given["metric"] == "throughput" and PER_RANK_UNIT.search(given.get("unit", "")):
+        row["value"] = value * ranks
     if isinstance(per_rank, int) and overall is None:
         row["global_batch"] = per_rank * ranks
     elif isinstance(overall, int) and per_rank is None and overall % ranks == 0:
@@ -128,9 +119,12 @@ def _value(given: Mapping[str, str], where: str) -> tuple[float, str]:
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         return _checked(seconds, name, given["value"], where), metric.unit
-    if name == "val_acc":
-        return _accuracy(given["value"], unit, where), metric.unit
-    if unit is not None and unit.lower() not in (metric.unit, *metric.aliases):
+    if name.endswith("_acc"):
+        return _accuracy(given["value"], unit, where, name), metric.unit
+    if unit is not None and name == "throughput":
+        # "images/s per GPU": the caller multiplies by the ranks.
+        unit = PER_RANK_UNIT.sub("", unit)
+    if unit is not None and unit.lower() not in (metric.unit.lower(), *metric.aliases):
         raise UserError(f'{where}: {name} is in {metric.unit}, not "{unit}"{nearest(unit, _spellings(metric))}')
     return _checked(_number(given["value"], name, where), name, given["value"], where), metric.unit
 
@@ -139,14 +133,14 @@ def _spellings(metric: Metric) -> tuple[str, ...]:
     return (metric.unit, *metric.aliases)
 
 
-def _accuracy(text: str, unit: str | None, where: str) -> float:
-    if unit is not None and unit.lower() not in ("%", "percent", *_spellings(METRICS["val_acc"])):
-        raise UserError(f'{where}: val_acc has the unit "fraction" (0 to 1) or "%", not "{unit}"')
+def _accuracy(text: str, unit: str | None, where: str, name: str) -> float:
+    if unit is not None and unit.lower() not in ("%", "percent", *_spellings(METRICS[name])):
+        raise UserError(f'{where}: {name} has the unit "fraction" (0 to 1) or "%", not "{unit}"')
     in_percent = text.endswith("%") or (unit or "").lower() in ("%", "percent")
-    value = _number(text.removesuffix("%").strip(), "val_acc", where) / (100 if in_percent else 1)
+    value = _number(text.removesuffix("%").strip(), name, where) / (100 if in_percent else 1)
     if not 0 <= value <= 1:
         hint = "" if in_percent else '; if it is in percent, give the unit "%"'
-        raise UserError(f"{where}: val_acc {text} is not between 0 and {'100 %' if in_percent else '1'}{hint}")
+        raise UserError(f"{where}: {name} {text} is not between 0 and {'100 %' if in_percent else '1'}{hint}")
     return value
 
 

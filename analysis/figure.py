@@ -76,7 +76,8 @@ def png(report: Report) -> bytes:
     figure = draw(report)
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="png", metadata={"Software": "hvdtrain", "Description": report.caption})
+        metadata = {"Software": "hvdtrain", "Description": report.caption}
+        figure.savefig(buffer, format="png", metadata=metadata, pil_kwargs={"compress_level": 3})
     return buffer.getvalue()
 
 

@@ -7,10 +7,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from analysis.assemble import Report, as_json
+from analysis.as_json import as_json
+from analysis.assemble import Report
 from hvdtrain.errors import UserError
 
-FIGURE, MARKDOWN, JSON = "report.png", "report.md", "report.json"
+PAGE, FIGURE, MARKDOWN, JSON = "report.html", "report.png", "report.md", "report.json"
+#: Folder of the single figures, beside the page.
+FIGURES = "figures"
+#: Workloads beyond these have their tables, and no figures of their own.
+_MOST_DRAWN = 4
 
 
 def json_text(report: Report) -> str:
@@ -23,13 +28,25 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
 
     Args:
         report: what to write.
-        out: the folder of the figure and the Markdown.
+        out: the folder of the page, the figures and the Markdown.
         json_file: where the JSON goes; None leaves it out.
     """
     from analysis.figure import png
+    from analysis.html import page
+    from analysis.plots.gallery import gallery
     from analysis.text import markdown
 
-    contents = {out / FIGURE: png(report), out / MARKDOWN: markdown(report, FIGURE).encode()}
+    workloads = list(dict.fromkeys(part.group.workload for part in report.parts))[:_MOST_DRAWN]
+    plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in workloads}
+    contents = {out / PAGE: page(report, plots).encode(), out / FIGURE: png(report)}
+    listed = []
+    for place, drawn in enumerate(plots.values(), start=1):
+        for plot, svg in drawn:
+            name = f"{FIGURES}/{f'{place}-' if len(plots) > 1 else ''}{plot.name}"
+            contents[out / f"{name}.svg"] = svg
+            contents[out / f"{name}.png"] = plot.png()
+            listed.append((plot.alt, f"{name}.png"))
+    contents[out / MARKDOWN] = markdown(report, FIGURE, listed).encode()
     if json_file is not None:
         contents[json_file] = json_text(report).encode()
     return contents
@@ -45,7 +62,7 @@ def check_places(out: Path, json_file: Path | None) -> None:
         for part in (folder, *folder.parents):
             if part.is_file():
                 raise UserError(f"{part} is a file, and a report goes into a folder")
-    for path in (out / FIGURE, out / MARKDOWN, *([] if json_file is None else [json_file])):
+    for path in (out / PAGE, out / FIGURE, out / MARKDOWN, *([] if json_file is None else [json_file])):
         if path.is_dir():
             raise UserError(f"{path} is a folder, and the report would be a file of that name")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis.csv_files import Row
 from analysis.schema import COLUMNS, METRICS
+from analysis.stability import SHORTEST, settling_epoch
 from hvdtrain.errors import UserError
 from hvdtrain.record import CellRecord, Epoch, read_study
 
@@ -22,16 +23,18 @@ class Run:
     Attributes:
         study: the study folder as it was given.
         status: of `hvdtrain.record.STATUSES`, or `running` or `not started` for a cell without a result.
-        asked: ranks that were asked for; `n_gpus` are those that ran.
+        asked: ranks that were asked for; `n_gpus` are those that ran, 0 where a log does not say.
         cores: of the machine that rank 0 ran on; None where the job did not say.
         epochs: finished epochs, in order.
+        mixed: its epochs ran on different numbers of ranks or kinds of GPU, so they measure neither.
+        job_seconds: from start to end, with everything that is no epoch; None where not recorded.
     """
 
     study: str
     name: str
     status: str
     reason: str
-    workload: str
+    workload: str | None
     gpu_type: str | None
     device: str | None
     asked: int
@@ -47,6 +50,8 @@ class Run:
     gpu_models: tuple[str, ...]
     cores: int | None
     epochs: tuple[Epoch, ...]
+    mixed: bool = False
+    job_seconds: float | None = None
 
     @property
     def source(self) -> str:
@@ -56,7 +61,7 @@ class Run:
     @property
     def measured(self) -> bool:
         """Whether the cell ran to its end, so that its numbers count."""
-        return self.status == "completed" and bool(self.epochs)
+        return self.status == "completed" and bool(self.epochs) and not self.mixed
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -109,26 +114,32 @@ def _run(record: CellRecord, study: str) -> Run:
         gpu_models=gpu_models,
         cores=_whole(facts.get("cores"), "cores", where),
         epochs=tuple(record.epochs),
+        mixed=facts.get("mixed") is True,
+        job_seconds=_seconds(facts.get("seconds")),
     )
 
 
 def rows(run: Run) -> list[Row]:
-    """The measurements of a finished run: throughput, epoch_time, total_time, val_acc, those that it recorded."""
+    """The measurements of a finished run: those that it recorded of throughput, epoch_time, total_time, val_acc,
+    epochs_to_stability (where its curve is stable) and noise_scale (the median over the second half of the run)."""
+    scales = [epoch.noise_scale for epoch in run.epochs[len(run.epochs) // 2 :] if epoch.noise_scale]
     values = {
         # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
         "throughput": steady_median(run.epochs, "samples_per_second") or None,
         "epoch_time": steady_median(run.epochs, "seconds") or None,
         "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None,
         "val_acc": run.epochs[-1].val_acc if run.epochs else None,
+        "epochs_to_stability": _stable_from(run.epochs),
+        "noise_scale": float(statistics.median(scales)) if scales else None,
     }
     common: Row = {
         "source": run.source,
         "workload": run.workload,
         "gpu_type": run.gpu_type,
-        "n_gpus": run.n_gpus,
+        "n_gpus": run.n_gpus or None,
         "n_nodes": run.n_nodes,
         "per_gpu_batch": run.per_gpu_batch,
-        "global_batch": None if run.per_gpu_batch is None else run.per_gpu_batch * run.n_gpus,
+        "global_batch": None if run.per_gpu_batch is None or not run.n_gpus else run.per_gpu_batch * run.n_gpus,
         "lr_rule": run.lr_rule,
         "precision": run.precision,
         "device": run.device,
@@ -141,6 +152,14 @@ def rows(run: Run) -> list[Row]:
             entry: Row = {**common, "metric": metric, "value": value, "unit": METRICS[metric].unit}
             table.append({column: entry[column] for column in COLUMNS})
     return table
+
+
+def _stable_from(epochs: Sequence[Epoch]) -> float | None:
+    curve = [epoch.val_acc for epoch in epochs if epoch.val_acc is not None]
+    if len(curve) < SHORTEST or len(curve) < len(epochs) / 2:
+        return None
+    values = [math.nan if epoch.val_acc is None else epoch.val_acc for epoch in epochs]
+    return settling_epoch(values, [epoch.epoch for epoch in epochs])
 
 
 def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
@@ -160,12 +179,18 @@ def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
     return float(statistics.median(values)) if values else None
 
 
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
 def _status(record: CellRecord) -> tuple[str, str]:
     if record.result is not None:
         status = _text(record.result.get("status")) or "unknown"
         reason = _text(record.result.get("reason")) or ""
         if status == "completed" and not record.epochs:
             return status, "it ended without recording an epoch"
+        if status == "completed" and record.result.get("mixed") is True:
+            return status, "its epochs ran on different ranks or GPUs (mixed), so they measure neither"
         return status, reason
     return ("running", "no result yet") if record.running is not None else ("not started", "no result yet")
 

@@ -95,6 +95,9 @@ def scaling(table: pd.DataFrame) -> list[Group]:
     records: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for raw in table.to_dict("records"):
         record = {str(name): None if pd.isna(value) else value for name, value in raw.items()}
+        # A log that does not say on how many ranks it was made has a curve, and no place in a scaling table.
+        if record["n_gpus"] is None:
+            continue
         records.setdefault(tuple(record[name] for name in GROUP), []).append(record)
     # None sorts before every word: as "", with a flag, so that it never meets a string.
     keys = sorted(records, key=lambda key: [(value is not None, str(value or "").zfill(8)) for value in key])

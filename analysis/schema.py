@@ -47,5 +47,14 @@ METRICS = {
     "total_time": Metric("s", is_time=True),
     "time_to_target": Metric("s", is_time=True),
     "epochs_to_stability": Metric("epochs", ("epoch",)),
+    "epochs_to_target": Metric("epochs", ("epoch",)),
     "val_acc": Metric("fraction", ("1",)),
+    "train_acc": Metric("fraction", ("1",)),
+    "train_loss": Metric("1"),
+    "forward_time": Metric("s", is_time=True),
+    "backward_time": Metric("s", is_time=True),
+    # McCandlish et al. 2018: the simple noise scale, an estimate of the critical batch.
+    "noise_scale": Metric("samples"),
+    "energy": Metric("J", ("joule", "joules")),
+    "price": Metric("USD", ("$", "usd", "eur")),
 }

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis.csv_files import Row, read_csv
+from analysis.logs import is_curve, is_events, read_curve, read_events
 from analysis.runs import Run, read_runs, rows
+from analysis.sacct import is_sacct, read_sacct
 from analysis.schema import COLUMNS, WORDS
 from hvdtrain.errors import UserError, nearest
 
@@ -29,7 +31,7 @@ class Inputs:
 
 
 def read(*paths: PathLike) -> pd.DataFrame:
-    """Measurements from study folders and CSV files, in one tidy table.
+    """Measurements from study folders, tables and logs, in one tidy table.
 
     From a study come the finished cells only, each with four measurements: `throughput` (samples/s of training,
     validation not counted) and `epoch_time` (s, with validation) as medians over the epochs without the first, which
@@ -38,9 +40,11 @@ def read(*paths: PathLike) -> pd.DataFrame:
     besides the columns below is part of the workload's name: `digits, width=64`.
 
     Args:
-        paths: folders that `hvdtrain.submit` wrote, and CSV files with these columns. In a CSV file only `n_gpus`,
-            `metric` and `value` are needed; a time may be written as `98.5 min`, `43:14` or `8m17s`
-            (`analysis.parse_duration`), an accuracy as `68.9 %`.
+        paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or
+            wide (a column per metric, `images/s per GPU` and the like); training logs of one run each (Keras CSVLogger,
+            Lightning `metrics.csv`, TensorBoard events or their CSV export); dumps of `sacct -P`. In a long CSV file
+            only `n_gpus`, `metric` and `value` are needed; a value that is missing, N/A or NaN is left out; a time may
+            be written as `98.5 min`, `43:14` or `8m17s` (`analysis.parse_duration`), an accuracy as `68.9 %`.
 
     Returns:
         One row per measurement. Columns: source, workload, gpu_type, n_gpus (ranks), n_nodes, per_gpu_batch and
@@ -81,8 +85,31 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
                 if run.measured:
                     everything.extend(rows(run))
         else:
-            everything.extend(read_csv(path))
-    return Inputs(_frame(everything), tuple(runs), tuple(paths))
+            found, own = _read_file(path)
+            runs.extend(found)
+            everything.extend(own)
+    table = frame(everything)
+    # Totals of run folders are the sums of their own epochs: they cannot contradict them.
+    table.attrs["all_from_runs"] = bool(runs) and {run.source for run in runs} >= set(table["source"])
+    return Inputs(table, tuple(runs), tuple(paths))
+
+
+def _read_file(path: Path) -> tuple[list[Run], list[Row]]:
+    """What is no study: a table, a dump of sacct, or a curve of one run, told apart by the first line."""
+    if is_events(path):
+        found = read_events(path)
+        return found, [row for run in found for row in rows(run)]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return [], read_csv(path)  # which says what is wrong with it
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    if is_sacct(first.replace("|", ",").split(",")):
+        return [], read_sacct(path, text)
+    if is_curve(first.split(",")):
+        run = read_curve(path)
+        return [run], rows(run)
+    return [], read_csv(path)
 
 
 def is_study(path: Path) -> bool:
@@ -91,6 +118,8 @@ def is_study(path: Path) -> bool:
     Raises:
         UserError: it is a folder and no study, or does not exist; says which studies or files are near.
     """
+    if is_events(path):
+        return False
     if path.is_dir():
         if (path / "study.json").is_file():
             return True
@@ -105,7 +134,8 @@ def is_study(path: Path) -> bool:
     return False
 
 
-def _frame(everything: Sequence[Row]) -> pd.DataFrame:
+def frame(everything: Sequence[Row]) -> pd.DataFrame:
+    """Rows as the tidy table, with the types of its columns."""
     columns: dict[str, pd.Series] = {}
     for name in COLUMNS:
         values = [row[name] for row in everything]

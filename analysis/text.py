@@ -9,23 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from analysis import words
+from analysis import plain, words
 from analysis.assemble import Part, Report
+from analysis.plain import Sheet, number
 from analysis.runs import Run
 from analysis.scaling import Point, Spread
 
 _NONE = "-"
-
-
-def number(value: float) -> str:
-    """A plain number with about three significant digits: `0.0412`, `0.420`, `1.25`, `81.2`, `1,216`."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    if abs(value) >= 0.995:
-        return f"{value:.2f}"
-    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def columns(part: Part) -> list[str]:
@@ -64,7 +54,7 @@ def left_out(run: Run) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print every group's table and what must be said about it."""
+    """Print every group's table and what must be said about it, then what was found and what to run."""
     for part in report.parts:
         console.print(Text(part.title, style="bold"))
         table = Table(header_style="bold")
@@ -73,8 +63,19 @@ def show(report: Report, console: Console) -> None:
         for point in part.group.points:
             table.add_row(*(Text(cell) for cell in cells(point, "\n")))
         console.print(table)
-        for note in part.notes:
+        for note in (*part.notes, *ahead(report, part)):
             console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
+        console.print()
+    if report.insights.findings:
+        console.print(Text("What stands out:", style="bold"))
+        for finding in report.insights.findings:
+            about = f" [{finding.group}]" if finding.group else ""
+            console.print(Padding(Text(f"{finding.code}: {finding.message}{about}"), (0, 0, 0, 2), expand=False))
+        console.print()
+    for answer in report.insights.answers:
+        console.print(Text(f"What to run{'' if answer.workload is None else f' ({answer.workload})'}:", style="bold"))
+        for sentence in (*answer.sentences, answer.next_run):
+            console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
         console.print()
     if report.left_out:
         console.print(Text("Cells that are not in the tables:", style="bold"))
@@ -83,17 +84,66 @@ def show(report: Report, console: Console) -> None:
         console.print()
 
 
-def markdown(report: Report, figure: str) -> str:
-    """The report as Markdown; `figure` is the name of the image beside it."""
+def ahead(report: Report, part: Part) -> list[str]:
+    """The predictions of a group in a sentence, none where nothing was fitted."""
+    rows = [row for row in report.insights.predictions.get(part.group.key, []) if row["status"] != "refused"]
+    if not rows:
+        return []
+    said = [
+        f"{words.ranks(row['n_gpus'], part.group.device)} {number(row['value'])} ({number(row['low'])} to {number(row['high'])})"
+        for row in rows
+        if row["value"] == row["value"]
+    ]
+    guess = ", a guess from too few sizes" if any(row["status"] == "insufficient_data" for row in rows) else ""
+    return [f"Expected {rows[0]['metric']} in {rows[0]['unit']}: {', '.join(said)}{guess}."] if said else []
+
+
+def sheets(report: Report, part: Part) -> list[Sheet]:
+    """The tables of conclusions about one group."""
+    found = [
+        plain.predictions(report, part),
+        plain.splits(report, part),
+        plain.stability(report, part),
+        plain.phases(report, part),
+    ]
+    return [sheet for sheet in found if sheet is not None]
+
+
+def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()) -> str:
+    """The report as Markdown; `figure` is the name of the image beside it, `others` are (alt text, file) of more."""
     lines = ["# How it scales", "", f"Read from {', '.join(f'`{path}`' for path in report.inputs)}.", ""]
+    for answer in report.insights.answers:
+        lines += [*(f"- {_escaped(sentence)}" for sentence in (*answer.sentences, answer.next_run)), ""]
+    if report.insights.findings:
+        lines += ["## What stands out", ""]
+        for one in report.insights.findings:
+            about = f" ({_escaped(one.group)})" if one.group else ""
+            lines.append(f"- **{_escaped(one.code)}**{about}: {_escaped(one.message)}. Likely: {_escaped(one.likely)}. "
+                         f"Next: {_escaped(one.next)}.")  # fmt: skip
+        lines.append("")
     lines += [f"![{report.caption}]({figure})", ""]
     for part in report.parts:
         lines += [f"## {part.title}", "", *_table([columns(part), *(cells(p, " ") for p in part.group.points)]), ""]
         lines += [*(f"- {_escaped(note)}" for note in part.notes), ""]
+        for sheet in sheets(report, part):
+            lines += _sheet(sheet)
+    for answer in report.insights.answers:
+        lines += _sheet(plain.ways(answer), about=answer.workload)
+    for group in report.insights.epochs.groups:
+        sheet_of = plain.epochs(group)
+        lines += [] if sheet_of is None else _sheet(sheet_of, about=group.workload)
+    if others:
+        lines += ["## Figures", "", *(f"![{_escaped(alt)}]({file})\n" for alt, file in others)]
     if report.left_out:
         lines += ["## Cells that are not in the tables", ""]
         lines += [*(f"- {_escaped(left_out(run))}" for run in report.left_out), ""]
     return "\n".join(lines)
+
+
+def _sheet(sheet: Sheet, about: str | None = None) -> list[str]:
+    heading = sheet.heading if about is None else f"{sheet.heading}: {about}"
+    below = [_escaped(sheet.below), ""] if sheet.below else []
+    return [f"### {_escaped(heading)}", "", *_table([sheet.columns, *sheet.rows]), "", *below]
 
 
 def _escaped(line: str) -> str:

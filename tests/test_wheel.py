@@ -63,3 +63,13 @@ def test_a_study_runs_from_it_and_is_reported(elsewhere: Path, tmp_path: Path) -
     ended = run(elsewhere, tmp_path, "-m", "hvdtrain.submit", "--gpus", "1,2", "--epochs", "2", "--then-report")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "runs" / "digits" / "report" / "report.png").stat().st_size > 10_000
+    assert (tmp_path / "runs" / "digits" / "report" / "report.html").stat().st_size > 100_000
+
+
+def test_the_page_and_the_published_tables_come_with_it(elsewhere: Path, tmp_path: Path) -> None:
+    program = "import analysis.references as r; print(r.path_of('caltech256_lab'))"
+    lab = run(elsewhere, tmp_path, "-c", program).stdout.strip()
+    assert lab.startswith(str(elsewhere))
+    ended = run(elsewhere, tmp_path, "-m", "analysis", "report", lab, "--out", "out")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000

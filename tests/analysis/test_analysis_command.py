@@ -44,18 +44,22 @@ def no_constant(name: str) -> Any:
 def check_schema(text: str) -> dict[str, Any]:
     """The documented fields, their types, and nothing that is not JSON."""
     report: dict[str, Any] = json.loads(text, parse_constant=no_constant)
-    assert set(report) == {"version", "hvdtrain", "inputs", "groups", "left_out"}
+    assert set(report) == {
+        "version", "hvdtrain", "inputs", "groups", "left_out", "findings", "epochs_against_batch", "efficiency",
+        "recommendations",
+    }  # fmt: skip
     assert report["version"] == 1
     for group in report["groups"]:
         assert set(group) == {
             "title", "machine", "workload", "gpu_type", "device", "per_gpu_batch", "lr_rule", "precision", "sources",
-            "points", "baseline", "notes",
+            "points", "baseline", "notes", "fit", "predictions",
         }  # fmt: skip
         assert set(group["baseline"]) == {"n_gpus", "metric", "value", "absolute", "text"}
         assert all(isinstance(note, str) for note in group["notes"])
         for point in group["points"]:
             spreads = {"epoch_time", "throughput", "total_time", "val_acc", "speedup", "efficiency"}
             others = {"n_gpus", "n_nodes", "replicates", "epochs", "includes_first_epoch", "val_acc_by_epoch"}
+            others |= {"stability", "phases", "bound"}
             assert set(point) == spreads | others
             for name in spreads:
                 assert point[name] is None or set(point[name]) == SPREAD
@@ -70,9 +74,28 @@ def test_a_study_is_reported_into_its_folder(study: Path, tmp_path: Path) -> Non
     done = run("report", "runs/digits", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     out = study / "report"
-    assert sorted(path.name for path in out.iterdir()) == ["report.json", "report.md", "report.png"]
-    wrote = [f"wrote runs/digits/report/{name}" for name in ("report.png", "report.md", "report.json")]
-    assert done.stdout.splitlines()[-3:] == wrote
+    assert sorted(path.name for path in out.iterdir()) == [
+        "figures",
+        "report.html",
+        "report.json",
+        "report.md",
+        "report.png",
+    ]
+    wrote = [f"wrote runs/digits/report/{name}" for name in ("report.html", "report.png", "report.md", "report.json")]
+    assert done.stdout.splitlines()[-5:-1] == wrote
+    figures = {path.name for path in (out / "figures").iterdir()}
+    names = {
+        "throughput",
+        "efficiency",
+        "karp_flatt",
+        "time",
+        "accuracy_epoch",
+        "accuracy_time",
+        "accuracy_gpu_hours",
+        "pareto",
+    }
+    assert figures >= {f"{name}.{form}" for name in names - {"time"} for form in ("png", "svg")}
+    assert done.stdout.splitlines()[-1] == f"wrote {len(figures)} files in runs/digits/report/figures"
     assert (out / "report.png").read_bytes().startswith(PNG)
 
     report = check_schema((out / "report.json").read_text())
@@ -101,7 +124,8 @@ def test_a_second_report_replaces_the_first(study: Path, add_cell: AddCell) -> N
     assert main(["report", str(study)]) == 0
     report = check_schema((study / "report" / "report.json").read_text())
     assert [point["n_gpus"] for point in report["groups"][0]["points"]] == [1, 2, 16]
-    assert len(list((study / "report").iterdir())) == 3, "nothing written aside is left"
+    left = [path.name for path in (study / "report").rglob("*") if path.name.startswith(".")]
+    assert left == [], "nothing written aside is left"
 
 
 def test_json_on_stdout_is_nothing_else(caltech: Path, tmp_path: Path) -> None:
@@ -117,7 +141,12 @@ def test_places_can_be_chosen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(caltech), "--out", "there", "--json", "numbers/lab.json"]) == 0
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {"report.png", "report.md"}
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        "report.html",
+        "report.png",
+        "report.md",
+        "figures",
+    }
     check_schema((tmp_path / "numbers" / "lab.json").read_text())
     assert "wrote numbers/lab.json" in capsys.readouterr().out
 
@@ -125,7 +154,7 @@ def test_places_can_be_chosen(
 def test_a_file_is_reported_beside_the_user(caltech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(caltech)]) == 0
-    assert len(list((tmp_path / "report").iterdir())) == 3
+    assert {path.name for path in (tmp_path / "report").iterdir()} >= {"report.html", "report.md", "report.json"}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +165,13 @@ def test_a_file_is_reported_beside_the_user(caltech: Path, tmp_path: Path, monke
         (["caltech.csv", "--out", "taken"], "error: taken is a file, and a report goes into a folder\n"),
         (["caltech.csv", "--out", "taken/new"], "error: taken is a file, and a report goes into a folder\n"),
         (["caltech.csv", "--out", "new", "--json", "runs"], "error: runs is a folder, and the report would be a file"),
+        (["caltech.csv", "--target", "68"], "error: target 68 is not an accuracy between 0 and 1; did you mean 0.68?"),
+        (["caltech.csv", "--target", "most"], "error: --target most: 'most' is not a number"),
+        (["caltech.csv", "--price", "V100"], "error: --price V100 is not TYPE=RATE; write it like --price V100=2.48"),
+        (["caltech.csv", "--price", "V100=0"], "error: the price of V100, 0.0, is not above zero"),
+        (["caltech.csv", "--deadline", "90"], 'error: "90" is not a time: the number has no unit'),
+        (["caltech.csv", "--budget", "-1"], "error: budget -1.0 is not above zero"),
+        (["caltech.csv", "--reference", "caltech"], 'error: no reference table "caltech"; there are caltech256_lab'),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
@@ -158,6 +194,27 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert errors[0].startswith(expected)
     assert said.out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_limits_and_prices_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    rows = [f"net,V100,{n},1,{100 / n + 1},{3000 / n + 60},{3e6 * (1 + n / 20)}" for n in (1, 2, 4)]
+    table.write_text("model,GPU,GPUs,nodes,epoch time [s],total [s],epochs,energy\n" + "".join(
+        f"{','.join(row.split(',')[:6])},30,{row.split(',')[6]}\n" for row in rows))  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--deadline", "20 min", "--price", "V100=3", "--out", "out"]
+    assert main(["report", "t.csv", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Within a deadline of 20 min 00 s the cheapest is 4 x V100" in printed
+    assert "a cost of" in printed
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "energy (kWh)" in markdown
+    (answer,) = json.loads((tmp_path / "out" / "report.json").read_text())["recommendations"]
+    assert answer["within_limits"]["name"] == "4 x V100"
+    assert answer["ways"][0]["energy"] == pytest.approx(3e6 * 1.2)
+    assert answer["ways"][0]["cost"] == pytest.approx(answer["ways"][0]["gpu_hours"] * 3)
 
 
 def test_the_guide_shows_what_is_printed(

@@ -1,0 +1,84 @@
+"""Checks of the runs behind a table: what their phases and their curves say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from analysis import words
+from analysis.curves import accuracy_curves
+from analysis.finding import Finding, describe
+from analysis.phases import bound, by_size, phases_by_size
+from analysis.runs import Run
+from analysis.schema import GROUP
+from analysis.stability import Stability, epochs_to_stability
+
+
+def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stability]:
+    """Epochs to stability of the median curve of each number of ranks; those without a curve are absent."""
+    rates: dict[int, dict[int, float | None]] = {}
+    for run in runs:
+        for epoch in run.epochs:
+            rates.setdefault(run.n_gpus, {}).setdefault(epoch.epoch, epoch.lr)
+    found = {}
+    for ranks, curve in accuracy_curves(runs).items():
+        numbers = list(curve)
+        lr = [rate for number in numbers if (rate := rates[ranks].get(number)) is not None]
+        found[ranks] = epochs_to_stability(
+            [spread.median for spread in curve.values()],
+            tolerance,
+            epochs=[float(number) for number in numbers],
+            lr=lr if len(lr) == len(numbers) else None,
+        )
+    return found
+
+
+def run_checks(runs: Sequence[Run]) -> Iterator[Finding]:
+    """Findings from phases (`input_bound`) and curves (`horizon`)."""
+    for key, sizes in by_size(runs).items():
+        fields = dict(zip(GROUP, key, strict=True))
+        own = [run for several in sizes.values() for run in several]
+        device, about = own[0].device, describe(fields)
+        yield from _waiting(own, device, about)
+        yield from _unsettled(own, device, about)
+
+
+def _waiting(runs: Sequence[Run], device: str | None, about: str) -> Iterator[Finding]:
+    for ranks, seconds in phases_by_size(runs).items():
+        if bound(seconds) != "input":
+            continue
+        training = sum(value for phase, value in seconds.items() if phase != "val")
+        share = seconds["data"] / training
+        yield Finding(
+            "input_bound",
+            f"{words.ranks(ranks, device)}: {seconds['data']:.3g} of {training:.3g} s of training ({share:.0%}) wait for data",
+            (),
+            about,
+            likely="reading or augmenting cannot keep up",
+            next="train on a packed cache, with more loader workers, or with less augmentation",
+            numbers={"n_gpus": float(ranks), "share": share},
+        )
+
+
+def _unsettled(runs: Sequence[Run], device: str | None, about: str) -> Iterator[Finding]:
+    for ranks, stable in sorted(stability_of(runs).items()):
+        who = words.ranks(ranks, device)
+        if stable.status == "censored" and stable.longer_than is not None:
+            yield Finding(
+                "horizon",
+                f"{who}: not stable by epoch {stable.longer_than:g} ({'; '.join(stable.notices)})",
+                (),
+                about,
+                likely="the run ended before its accuracy settled",
+                next="train longer: what is stable cannot be seen in fewer epochs",
+                numbers={"n_gpus": float(ranks), "longer_than": stable.longer_than},
+            )
+        elif stable.moved and stable.epoch is not None:
+            yield Finding(
+                "horizon",
+                f"{who}: stable at epoch {stable.epoch:g}, but {'; '.join(stable.notices)}",
+                (),
+                about,
+                likely="the plateau still moves",
+                next="train longer, and see whether the answer stays",
+                numbers={"n_gpus": float(ranks), "epoch": stable.epoch},
+            )

@@ -1,0 +1,36 @@
+"""What is odd in a table of measurements, what probably caused it, and what to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.checks_runs import run_checks
+from analysis.checks_speed import speed_checks
+from analysis.checks_table import table_checks
+from analysis.complete import completed
+from analysis.finding import CODES, Finding
+from analysis.runs import Run
+
+__all__ = ["CODES", "Finding", "diagnose"]
+
+
+def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
+    """All findings of a table, the gravest first.
+
+    Args:
+        table: as `analysis.read` gives it.
+        runs: the runs behind it, whose phases and curves tell more; `analysis.tables.read_inputs` gives both.
+
+    Raises:
+        UserError: a column of the table is missing.
+
+    >>> import analysis
+    >>> found = analysis.diagnose(analysis.reference("caltech256_lab"))
+    >>> [finding.code for finding in found][:3]
+    ['inconsistent_total', 'superlinear', 'input_bound']
+    """
+    table = completed(table, ("n_gpus", "metric", "value"))
+    found = [*speed_checks(table), *table_checks(table, {run.source for run in runs}), *run_checks(runs)]
+    return sorted(found, key=lambda finding: CODES.index(finding.code))

@@ -1,0 +1,60 @@
+"""Efficiency taken apart: what the machine loses, and what the larger batch loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.target import Way
+
+
+@dataclass(frozen=True)
+class Split:
+    """One size of a group against its smallest.
+
+    Attributes:
+        hardware: speed per rank against the smallest size's (epochs per rank-second).
+        statistical: epochs that the smallest size needs, over the epochs that this one needs.
+        total: their product: how much of the added ranks shortens the way to the target.
+    """
+
+    fields: Mapping[str, Any]
+    base: int
+    n_gpus: int
+    hardware: float
+    statistical: float | None
+
+    @property
+    def total(self) -> float | None:
+        """`hardware` times `statistical`; None where epochs were not counted."""
+        return None if self.statistical is None else self.hardware * self.statistical
+
+
+def splits(table: pd.DataFrame, counted: list[Way]) -> list[Split]:
+    """The split of every size above the smallest of its group.
+
+    Hardware efficiency comes from scaling fits' own measurements (speed), statistical efficiency from the epochs of
+    `counted` (`analysis.target.ways`): the product of goodput in Qiao et al. 2021 (Pollux), section 3.
+    """
+    from analysis.fitting import fit_scaling
+
+    epochs = {
+        (tuple(way.fields.values()), way.n_gpus): way.epochs for way in counted if way.basis in ("target", "stable")
+    }
+    found = []
+    for fit in fit_scaling(table).groups:
+        data = fit.data
+        if fit.status == "refused" or len(data.n) < 2:
+            continue
+        cost = data.log_cost(data.values, data.n)
+        base = int(data.n[0])
+        first = epochs.get((data.key, base))
+        for n, own in zip(data.n[1:], cost[1:], strict=True):
+            then = epochs.get((data.key, int(n)))
+            statistical = first / then if first and then else None
+            found.append(Split(fit.fields, base, int(n), float(np.exp(cost[0] - own)), statistical))
+    return found

@@ -1,0 +1,160 @@
+"""The sizes of each comparable group, as arrays: what a scaling fit starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.finding import known
+from analysis.schema import GROUP, METRICS
+
+Floats = NDArray[np.float64]
+
+#: What a fit may be made of, best first: throughput does not hold validation, total time holds everything.
+SPEEDS = ("throughput", "steps_per_s", "epoch_time", "total_time")
+#: Nodes of this many GPUs are the commonest; below it a size without a recorded node count is taken to be one node.
+COMMON_NODE = 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group and one metric: medians over replicates by number of ranks, ascending.
+
+    Attributes:
+        key: the values of `analysis.schema.GROUP`.
+        held: what stays the same over sizes: "batch per rank" (weak scaling of a step), "global batch" (strong), "unknown".
+        n, nodes, values, replicates: shape (sizes,); `values` in the metric's unit.
+        rows: index labels of the rows of the table behind all this.
+        known_nodes: whether every size says how many nodes it ran on.
+        spread: standard deviation of log values over replicates, pooled; None without replicates.
+    """
+
+    key: tuple[Any, ...]
+    metric: str
+    held: str
+    global_batch: int | None
+    n: Floats
+    nodes: Floats
+    values: Floats
+    replicates: Floats
+    rows: tuple[int, ...]
+    known_nodes: bool
+    spread: float | None
+
+    @property
+    def unit(self) -> str:
+        """Unit of `values`."""
+        return METRICS[self.metric].unit
+
+    @property
+    def is_time(self) -> bool:
+        """Whether less of `values` is faster."""
+        return METRICS[self.metric].is_time
+
+    def log_cost(self, values: Floats, n: Floats) -> Floats:
+        """log of the rank-seconds for a fixed amount of work, up to a constant."""
+        if self.metric == "throughput":
+            return np.asarray(np.log(n / values))
+        if self.metric == "steps_per_s":
+            return np.asarray(-np.log(values) if self.held != "global batch" else np.log(n / values))
+        return np.asarray(np.log(n * values))
+
+    def value(self, log_cost: Floats, n: Floats) -> Floats:
+        """The inverse of `log_cost`."""
+        if self.metric == "throughput":
+            return np.asarray(n * np.exp(-log_cost))
+        if self.metric == "steps_per_s":
+            return np.asarray(np.exp(-log_cost) * (n if self.held == "global batch" else 1.0))
+        return np.asarray(np.exp(log_cost) / n)
+
+    def nodes_of(self, n: Floats, gpus_per_node: int | None = None) -> Floats:
+        """How many nodes `n` ranks need: by what is given, what was measured, or what is common."""
+        if gpus_per_node is None:
+            several = self.nodes > 1
+            if several.any():
+                gpus_per_node = int(np.ceil((self.n / self.nodes)[several].max()))
+            elif self.key[GROUP.index("device")] == "cpu" or not self.known_nodes:
+                # Unrecorded nodes cannot be told apart: one law is laid through all sizes, and the report says so.
+                return np.ones_like(n)
+            else:
+                gpus_per_node = max(COMMON_NODE, int(self.n.max()))
+        return np.asarray(np.ceil(n / gpus_per_node))
+
+
+def measured(table: pd.DataFrame) -> list[Measured]:
+    """Every group that has a speed, in the order of the table.
+
+    A group is one workload, GPU type, device, precision, learning-rate rule and batch: never pooled over these. Where
+    the batch per rank differs at every size and the global batch does not, the group is one of strong scaling.
+    Ranks that were measured on several numbers of nodes count on the fewest.
+    """
+    speeds = table[
+        table["metric"].isin(SPEEDS) & np.isfinite(table["value"]) & (table["value"] > 0) & table["n_gpus"].notna()
+    ]
+    found = []
+    for key, held, rows in _groups(speeds):
+        sizes = {metric: own["n_gpus"].nunique() for metric, own in rows.groupby("metric", sort=False)}
+        if sizes:
+            metric = max((name for name in SPEEDS if name in sizes), key=lambda name: sizes[name])
+            found.append(_measured(key, metric, held, rows[rows["metric"] == metric]))
+    return found
+
+
+def _groups(speeds: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], str, pd.DataFrame]]:
+    batch = GROUP.index("per_gpu_batch")
+    others = [name for name in GROUP if name != "per_gpu_batch"]
+    for raw, rows in speeds.groupby(others, dropna=False, sort=False):
+        key: list[Any] = [known(value) for value in raw]
+        key.insert(batch, None)
+        per_rank = rows.groupby("per_gpu_batch", dropna=True)["n_gpus"].nunique()
+        whole = rows["global_batch"].dropna().unique()
+        if rows["n_gpus"].nunique() > 1 and per_rank.max() == 1 and len(whole) == 1:
+            yield tuple(key), "global batch", rows
+            continue
+        for value, own in rows.groupby("per_gpu_batch", dropna=False, sort=False):
+            text = known(value)
+            key[batch] = None if text is None else int(float(text))
+            yield tuple(key), "unknown" if text is None else "batch per rank", own
+
+
+def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) -> Measured:
+    n = rows["n_gpus"].to_numpy(dtype=float)
+    nodes = rows["n_nodes"].to_numpy(dtype=float, na_value=np.nan)
+    values = rows["value"].to_numpy(dtype=float)
+    if metric == "total_time":
+        epochs = rows["epochs"].to_numpy(dtype=float, na_value=np.nan)
+        if np.isfinite(epochs).all() and len(np.unique(epochs)) > 1:
+            # Runs of different lengths are compared by the epoch; the finding `epochs_differ` says so.
+            values = values / epochs * np.median(epochs)
+    sizes = np.unique(n)
+    kept = [_fewest(n == size, nodes) for size in sizes]
+    within = [np.log(values[rows_of]) for rows_of in kept]
+    freedom = sum(len(logs) - 1 for logs in within)
+    squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in within)
+    own_nodes = np.array(
+        [np.nanmin(nodes[rows_of]) if np.isfinite(nodes[rows_of]).any() else np.nan for rows_of in kept]
+    )
+    whole = rows["global_batch"].dropna().unique()
+    return Measured(
+        key=key,
+        metric=metric,
+        held=held,
+        global_batch=int(whole[0]) if held == "global batch" else None,
+        n=sizes,
+        nodes=np.where(np.isfinite(own_nodes), own_nodes, 1.0),
+        values=np.array([np.exp(np.median(logs)) for logs in within]),
+        replicates=np.array([float(len(logs)) for logs in within]),
+        rows=tuple(int(label) for label in rows.index),
+        known_nodes=bool(np.isfinite(own_nodes).all()),
+        spread=None if freedom == 0 else float(np.sqrt(squares / freedom)),
+    )
+
+
+def _fewest(rows_of: NDArray[np.bool_], nodes: Floats) -> NDArray[np.bool_]:
+    recorded = nodes[rows_of & np.isfinite(nodes)]
+    return rows_of & (nodes == recorded.min()) if len(recorded) else rows_of

@@ -1,0 +1,74 @@
+"""Which single run would tell most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import words
+from analysis.checks_speed import missing_size
+from analysis.fitting import GroupFit, fit_scaling
+from analysis.posterior import Posterior
+from analysis.target import Way
+
+
+def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) -> str:
+    """In words: the repeat that would rank the best two, else the size that narrows the next forecast most.
+
+    For the latter every candidate (a missing smaller size, one between, the next doubling, a repeat of the largest) is
+    added at its own predicted value, and the width of the 90 % interval at twice the largest size compared before and after.
+    """
+    if fastest is not None and rivals:
+        fewest = min((fastest, *rivals[:1]), key=lambda way: way.replicates)
+        return (
+            f"Repeat {fewest.name} with another seed: it has {fewest.replicates} run{'' if fewest.replicates == 1 else 's'}, and "
+            f"{fastest.name} and {rivals[0].name} cannot be told apart."
+        )
+    fits = [fit for fit in fit_scaling(table).groups if fit.posterior is not None]
+    of_fastest = [fit for fit in fits if fastest is not None and fit.fields == dict(fastest.fields)]
+    chosen = (of_fastest or fits)[:1]
+    if not chosen:
+        return "Measure a second number of ranks: one says nothing about others."
+    return _narrowing(chosen[0])
+
+
+def _narrowing(fit: GroupFit) -> str:
+    data = fit.data
+    goal = 2 * float(data.n[-1])
+    before = _width(fit, goal, None)
+    between = float(2 ** round(float(np.log2(data.n[0] * data.n[-1])) / 2))
+    candidates = {float(missing_size(data.n)), between, float(data.n[-1]), goal} - {0.0}
+    widths = {size: _width(fit, goal, size) for size in sorted(candidates) if size <= goal}
+    there, smaller = widths.pop(goal), min(widths, key=lambda size: widths[size])
+    device = fit.fields["device"]
+    again = "again" if smaller in data.n else "once"
+    return (
+        f"Measure {words.ranks(int(goal), device)} once: the interval there would narrow by about {1 - there / before:.0%}, more "
+        f"than from any other single run. Of smaller runs {words.ranks(int(smaller), device)} {again} would tell most: "
+        f"{1 - widths[smaller] / before:.0%}."
+    )
+
+
+def _width(fit: GroupFit, goal: float, added: float | None) -> float:
+    """Width of the interval in logs at `goal`, with one more measurement at `added`, at its predicted value."""
+    own = fit.posterior
+    if own is None:
+        return float("inf")
+    at = np.array([goal])
+    if added is not None:
+        size = np.array([added])
+        nodes = fit.data.nodes_of(size)
+        same = own.n == added
+        if same.any():
+            own = Posterior.of(own.n, own.nodes, own.log_cost, own.replicates + same)
+        else:
+            middle = own.predict(size, nodes).middle
+            order = np.argsort(np.append(own.n, added))
+            own = Posterior.of(
+                np.append(own.n, added)[order], np.append(own.nodes, nodes)[order],
+                np.append(own.log_cost, middle)[order], np.append(own.replicates, 1.0)[order],
+            )  # fmt: skip
+    found = own.predict(at, fit.data.nodes_of(at))
+    return float(found.high[0] - found.low[0])

@@ -1,0 +1,108 @@
+"""Epochs against global batch, and time against cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from analysis.epochs import EpochsGroup
+from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis, time_unit
+from analysis.target import Way
+
+_BASES = {
+    "target": "time to the target", "stable": "time to stable accuracy", "whole run": "time of a run", "epoch": "time of an epoch",
+    "million samples": "time of a million samples",
+}  # fmt: skip
+
+
+def epochs_plot(group: EpochsGroup) -> Plot | None:
+    """Epochs to stability against global batch, with the three laws and the interval; None for a single batch."""
+    if len(group.batches) < 2:
+        return None
+    batches = np.geomspace(group.batches[0], 2 * group.batches[-1], 30)
+    with panel() as (figure, axes):
+        ends = np.array([group.interval(float(batch)) for batch in batches])
+        axes.fill_between(
+            batches, ends[:, 0], ends[:, 2], color=colour(0), alpha=0.15, lw=0, label="90 % interval, all laws"
+        )
+        styles = {"hyperbolic": "-", "power": (0, (5, 2)), "log2": (0, (1, 1.5))}
+        names = {"hyperbolic": "Emin (1 + B/Bcrit)", "power": "power of B", "log2": "1 + a log2 B"}
+        for law, style in styles.items():
+            axes.plot(batches, group.predict_law(law, batches), color=colour(0) if law == "hyperbolic" else GREY, ls=style, lw=1.3,
+                      label=names[law])  # fmt: skip
+        axes.plot(group.batches, group.epochs, color=colour(1), marker=marker(0), ls="none", label="measured")
+        log2_axis(
+            axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], "epochs to stability"
+        )
+        rank_axis(axes, [*group.batches.tolist(), float(2 * group.batches[-1])], "global batch (samples)")
+        axes.set_title("Epochs against global batch")
+        axes.legend(loc="upper left")
+    points = ", ".join(
+        f"batch {batch:g}: {epochs:g}" for batch, epochs in zip(group.batches, group.epochs, strict=True)
+    )
+    low, middle, high = group.interval(float(2 * group.batches[-1]))
+    ahead = f"at {2 * group.batches[-1]:g}: {middle:.0f}, between {low:.0f} and {high:.0f}"
+    return Plot(
+        "epochs", "Epochs", f"Epochs to stability against global batch. Measured: {points}. Expected {ahead}.", figure
+    )
+
+
+def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None]) -> Plot | None:
+    """Time against cost (GPU-hours where no price is known) with 90 % intervals; nothing dominates what is on the line.
+
+    `kinds` are the GPU types in the order of their colours.
+    """
+    every = [*ways, *forecasts]
+    if len(ways) < 2:
+        return None
+    scale, unit = time_unit(max(way.seconds for way in every))
+    axis = "cost" if all(way.price is not None for way in every) else every[0].hours_unit
+    best = front(ways)
+    with panel() as (figure, axes):
+        for place, way in enumerate(every):
+            _cross(axes, way, scale, kinds.index(way.gpu_type) if way.gpu_type in kinds else 0, above=place % 2 == 0)
+        line = [way.seconds / scale for way in best], [way.worth("cost")[1] for way in best]
+        axes.plot(*line, color=GREY, lw=0.9, ls=(0, (3, 2)), zorder=0)
+        axes.set_xlim(0, 1.2 * max(way.high for way in every) / scale)
+        axes.set_ylim(0, 1.2 * max(way.worth("cost")[2] for way in every))
+        axes.set_xlabel(f"{_BASES[every[0].basis]} ({unit})")
+        axes.set_ylabel(axis)
+        axes.set_title("Time against cost")
+    said = "; ".join(
+        f"{way.name}{'' if way.measured else ' (forecast)'}: {way.seconds / scale:.3g} {unit}, {way.worth('cost')[1]:.3g}"
+        for way in every
+    )
+    none = f"None beats {', '.join(way.name for way in best)} in both."
+    return Plot("pareto", "Time and cost", f"Time against {axis}. {said}. {none}", figure)
+
+
+def _cross(axes: Axes, way: Way, scale: float, index: int, above: bool) -> None:
+    """One way with its interval both ways; hollow and with a question mark where it is a forecast."""
+    low, value, high = (end / scale for end in way.worth("seconds"))
+    down, cost, up = way.worth("cost")
+    face = colour(index) if way.measured else "none"
+    wide, tall = [[value - low], [high - value]], [[cost - down], [up - cost]]
+    axes.errorbar(
+        [value],
+        [cost],
+        xerr=wide,
+        yerr=tall,
+        color=colour(index),
+        marker=marker(index),
+        mfc=face,
+        capsize=2,
+        elinewidth=0.8,
+    )
+    text = way.name + ("" if way.measured else "?")
+    axes.annotate(text, (value, cost), (6, 5 if above else -12), textcoords="offset points", fontsize=8, color=GREY)
+
+
+def front(ways: Sequence[Way]) -> list[Way]:
+    """The ways that no other beats in both time and cost, by time."""
+    found: list[Way] = []
+    for way in sorted(ways, key=lambda way: (way.seconds, way.worth("cost")[1])):
+        if not found or way.worth("cost")[1] < found[-1].worth("cost")[1]:
+            found.append(way)
+    return found

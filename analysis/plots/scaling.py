@@ -1,0 +1,217 @@
+"""Time, throughput, efficiency and Karp-Flatt's serial fraction against ranks, with fit and band."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import seaborn
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from analysis import words
+from analysis.fitting import FURTHEST, GroupFit
+from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One group in a figure: its fit, its replicates (columns n_gpus, value), what the legend calls it, its number.
+
+    A reference is drawn hollow and grey beside the user's own points.
+    """
+
+    fit: GroupFit
+    replicates: pd.DataFrame
+    label: str
+    index: int
+    reference: bool = False
+
+    @property
+    def colour(self) -> str:
+        """Grey for a reference."""
+        return GREY if self.reference else colour(self.index)
+
+
+def time_plot(series: Sequence[Series]) -> Plot | None:
+    """Time of an epoch (or of the whole run) against ranks; None where no group was timed so."""
+    own = [one for one in series if one.fit.data.is_time]
+    if not own:
+        return None
+    unit = "epoch time (s)" if all(one.fit.data.metric == "epoch_time" for one in own) else "time (s)"
+    return _measured(own, "time", "Time", unit)
+
+
+def speed_plot(series: Sequence[Series]) -> Plot | None:
+    """Throughput against ranks; where only times are known, epochs (or runs) per hour."""
+    own = [one for one in series if not one.fit.data.is_time] or list(series)
+    if not own:
+        return None
+    metrics = {one.fit.data.metric for one in own}
+    labels = {"throughput": "samples/s", "steps_per_s": "steps/s", "epoch_time": "epochs/h", "total_time": "runs/h"}
+    name = labels[metrics.pop()] if len(metrics) == 1 else "speed"
+    return _measured(own, "throughput", "Throughput", f"speed ({name})", rate=True)
+
+
+def _measured(series: Sequence[Series], name: str, title: str, label: str, rate: bool = False) -> Plot:
+    heights: list[float] = []
+    ranks: list[float] = []
+    with panel() as (figure, axes):
+        for one in series:
+            data = one.fit.data
+            invert = rate and data.is_time
+            values = _rate(data.values) if invert else data.values
+            dots = one.replicates.assign(value=_rate(one.replicates["value"]) if invert else one.replicates["value"])
+            seaborn.scatterplot(
+                dots, x="n_gpus", y="value", ax=axes, color="none" if one.reference else one.colour, edgecolor=one.colour,
+                marker=marker(one.index), s=26, alpha=0.85, linewidth=1.0, legend=False, zorder=3,
+            )  # fmt: skip
+            heights += [*dots["value"].tolist(), *values.tolist()]
+            ranks += data.n.tolist()
+            ideal = values[0] * ((data.n / data.n[0]) if rate or not data.is_time else data.n[0] / data.n)
+            axes.plot(data.n, ideal, color=one.colour, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
+            heights += ideal.tolist()
+            if one.fit.posterior is not None:
+                ends = _band(axes, one, invert)
+                heights += ends
+                ranks.append(float(data.n[-1] * 2))
+        _boundary(axes, series)
+        log2_axis(axes, heights, label)
+        rank_axis(axes, ranks, words.common_noun(one.fit.fields["device"] for one in series))
+        axes.set_title(f"{title} against ranks")
+        _legend(axes, series)
+    return Plot(name, title, _alt(series, label), figure)
+
+
+def _rate(values: Floats | pd.Series) -> Floats:
+    return np.asarray(3600.0 / np.asarray(values, dtype=float))
+
+
+def _band(axes: Axes, one: Series, invert: bool) -> list[float]:
+    """The fit with its 90 % interval: solid within the data, dashed beyond; returns the outermost heights."""
+    data = one.fit.data
+    sizes = np.unique(np.append(np.geomspace(data.n[0], 2 * data.n[-1], 25), data.n))
+    middle, low, high = one.fit.quantiles(sizes, data.nodes_of(sizes))
+    if invert:
+        middle, low, high = _rate(middle), _rate(high), _rate(low)
+    within, beyond = sizes <= data.n[-1], sizes >= data.n[-1]
+    axes.plot(sizes[within], middle[within], color=one.colour, lw=1.4, zorder=2)
+    axes.plot(sizes[beyond], middle[beyond], color=one.colour, lw=1.4, ls=(0, (5, 2)), zorder=2)
+    axes.fill_between(sizes, low, high, color=one.colour, alpha=0.10 if one.reference else 0.16, lw=0, zorder=0)
+    # A band that explodes must not squeeze the points: the axis ends at four times the fit.
+    return [
+        max(float(low.min()), float(middle.min()) / FURTHEST),
+        min(float(high.max()), float(middle.max()) * FURTHEST),
+    ]
+
+
+def _boundary(axes: Axes, series: Sequence[Series]) -> None:
+    """A line between the largest size on one node and the smallest on several, where both were measured."""
+    for one in series:
+        data = one.fit.data
+        several = np.flatnonzero(data.nodes > 1)
+        if data.known_nodes and len(several) and several[0] > 0:
+            at = float(np.sqrt(data.n[several[0] - 1] * data.n[several[0]]))
+            axes.axvline(at, color=GREY, lw=0.9, ls=(0, (2, 2)), zorder=0)
+            axes.text(
+                at, 0.02, " several nodes", transform=axes.get_xaxis_transform(), fontsize=7, color=GREY, va="bottom"
+            )
+            return
+
+
+def _legend(axes: Axes, series: Sequence[Series]) -> None:
+    handles: list[Line2D | Patch] = [
+        Line2D(
+            [],
+            [],
+            color=one.colour,
+            marker=marker(one.index),
+            label=one.label,
+            markerfacecolor="none" if one.reference else one.colour,
+        )
+        for one in series
+    ]
+    handles.append(Line2D([], [], color=GREY, ls=(0, (1, 1.5)), label="ideal"))
+    if any(one.fit.posterior is not None for one in series):
+        handles.append(Line2D([], [], color=GREY, ls=(0, (5, 2)), label="fit, beyond the data"))
+        handles.append(Patch(color=GREY, alpha=0.2, lw=0, label="90 % interval"))
+    axes.legend(handles=handles, loc="best", handlelength=2.2)
+
+
+def efficiency_plot(series: Sequence[Series]) -> Plot | None:
+    """Efficiency in percent against ranks."""
+    own = [one for one in series if len(one.fit.data.n) > 1]
+    if not own:
+        return None
+    with panel() as (figure, axes):
+        top = 110.0
+        for one in own:
+            data, values = one.fit.data, _efficiencies(one)
+            top = max(top, 1.12 * float(values.max()))
+            _line(axes, one, data.n, values)
+        axes.axhline(100, color=GREY, ls=(0, (1, 1.5)), lw=1.0)
+        axes.set_ylim(0, top)
+        axes.set_ylabel("efficiency (%)")
+        _boundary(axes, own)
+        rank_axis(
+            axes,
+            [n for one in own for n in one.fit.data.n.tolist()],
+            words.common_noun(one.fit.fields["device"] for one in own),
+        )
+        axes.set_title("Efficiency")
+        axes.legend(loc="lower left")
+    spans = []
+    for one in own:
+        points = [f"{n:g} ranks {value:.0f} %" for n, value in zip(one.fit.data.n, _efficiencies(one), strict=True)]
+        spans.append(f"{one.label}: {', '.join(points)}")
+    return Plot("efficiency", "Efficiency", f"Efficiency against the smallest size. {'; '.join(spans)}.", figure)
+
+
+def _line(axes: Axes, one: Series, n: Floats, values: Floats) -> None:
+    face = "none" if one.reference else one.colour
+    label = f"{one.label}, against {one.fit.data.n[0]:g}"
+    axes.plot(n, values, color=one.colour, marker=marker(one.index), label=label, markerfacecolor=face)
+
+
+def _efficiencies(one: Series) -> Floats:
+    cost = one.fit.data.log_cost(one.fit.data.values, one.fit.data.n)
+    return np.asarray(100 * np.exp(cost[0] - cost))
+
+
+def karp_flatt_plot(series: Sequence[Series]) -> Plot | None:
+    """The experimentally determined serial fraction against ranks: rising means overhead, level a serial part."""
+    own = [one for one in series if one.fit.karp_flatt]
+    if not own:
+        return None
+    with panel() as (figure, axes):
+        for one in own:
+            n, values = np.array(one.fit.karp_flatt).T
+            _line(axes, one, n, 100 * values)
+        axes.axhline(0, color=GREY, ls=(0, (1, 1.5)), lw=1.0)
+        axes.set_ylabel("serial fraction (%)")
+        rank_axis(
+            axes,
+            [float(n) for one in own for n, _ in one.fit.karp_flatt],
+            words.common_noun(one.fit.fields["device"] for one in own),
+        )
+        axes.set_title("Karp-Flatt serial fraction")
+        axes.legend(loc="best")
+    spans = [
+        f"{one.label}: {', '.join(f'{n} ranks {100 * value:.1f} %' for n, value in one.fit.karp_flatt)}" for one in own
+    ]
+    return Plot("karp_flatt", "Karp-Flatt", f"Experimentally determined serial fraction. {'; '.join(spans)}.", figure)
+
+
+def _alt(series: Sequence[Series], label: str) -> str:
+    parts = []
+    for one in series:
+        data = one.fit.data
+        points = ", ".join(f"{n:g} ranks {value:.4g}" for n, value in zip(data.n, data.values, strict=True))
+        parts.append(f"{one.label}: {points} {data.unit}")
+    return f"{label} against the number of ranks, with ideal scaling, fit and 90 % interval. {'; '.join(parts)}."

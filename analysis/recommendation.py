@@ -1,0 +1,220 @@
+"""What to run: the fastest and the cheapest way to the common target, and where the measurements do not say which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.complete import completed
+from analysis.forecast import forecasts
+from analysis.nextrun import next_run
+from analysis.runs import Run
+from analysis.target import Way, check_prices, check_target, common_target, ways
+from hvdtrain.errors import UserError
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one workload.
+
+    Attributes:
+        workload: what is trained.
+        target: the accuracy that times count to; None where none was recorded.
+        basis: what a way's seconds count to, as `Way.basis`.
+        fastest, cheapest: the best by time and by cost (GPU-hours where no price is known); None where nothing is timed.
+        fastest_rivals, cheapest_rivals: ways whose intervals overlap with the best one's, so that they are not ranked.
+        best: what the limits allow; None where there is no limit or nothing that meets it.
+        ways: all measured ways that reach the target, by time.
+        unreached: those that ended below it: not extrapolated.
+        forecasts: ways that nobody measured.
+        next_run: the one run that would reduce the uncertainty most, in words.
+        sentences: the answer in words.
+        others: the answers for the other workloads of the table.
+    """
+
+    workload: str | None
+    target: float | None
+    basis: str
+    fastest: Way | None
+    cheapest: Way | None
+    fastest_rivals: tuple[Way, ...]
+    cheapest_rivals: tuple[Way, ...]
+    best: Way | None
+    ways: tuple[Way, ...]
+    unreached: tuple[Way, ...]
+    forecasts: tuple[Way, ...]
+    next_run: str
+    sentences: tuple[str, ...]
+    others: tuple[Recommendation, ...] = ()
+
+
+def recommend(
+    table: pd.DataFrame,
+    target: float | None = None,
+    *,
+    deadline: float | None = None,
+    budget: float | None = None,
+    prices: Mapping[str, float] | None = None,
+    runs: Sequence[Run] = (),
+) -> Recommendation:
+    """The fastest and the cheapest measured way to a common accuracy.
+
+    Times are whole jobs (`analysis.jobtime`), to epochs_to_stability or, where curves are known, to the first epoch at
+    the target. Two ways are ranked only when their 90 % intervals do not overlap; those that do are named as rivals.
+
+    Args:
+        table: as `analysis.read` gives it.
+        target: accuracy, a fraction of one; default: what all configurations ended with.
+        deadline: s; asks for the cheapest way that surely meets it.
+        budget: in the currency of `prices`, or GPU-hours without; asks for the fastest way that surely keeps it.
+        prices: per GPU-hour by GPU type (or "cpu").
+        runs: the runs behind the table, for their curves; `analysis.tables.read_inputs` gives both.
+
+    Returns:
+        The answer for the workload with most configurations; `others` has the rest.
+
+    Raises:
+        UserError: the target, a price or a limit is not legal, or the table has no time and no throughput.
+
+    >>> import analysis
+    >>> best = analysis.recommend(analysis.reference("caltech256_lab"))
+    >>> best.fastest.name, [way.name for way in best.fastest_rivals]
+    ('8 x V100', [])
+    """
+    table = completed(table, ("n_gpus", "metric", "value"))
+    check_target(target)
+    rates = check_prices(prices)
+    for name, limit in (("deadline", deadline), ("budget", budget)):
+        if limit is not None and not limit > 0:
+            raise UserError(f"{name} {limit!r} is not above zero")
+    found = []
+    for workload, rows in table.groupby("workload", dropna=False, sort=False):
+        own = [run for run in runs if run.workload == (None if pd.isna(workload) else workload)]
+        found.append(_one(rows, target, deadline, budget, rates, own, None if pd.isna(workload) else str(workload)))
+    answers = sorted((answer for answer in found if answer is not None), key=lambda answer: -len(answer.ways))
+    if not answers:
+        raise UserError("nothing to recommend from: no time and no throughput of a known number of ranks was measured")
+    first = answers[0]
+    return Recommendation(**{**first.__dict__, "others": tuple(answers[1:])})
+
+
+def _one(
+    rows: pd.DataFrame, target: float | None, deadline: float | None, budget: float | None, rates: Mapping[str, float],
+    runs: Sequence[Run], workload: str | None,
+) -> Recommendation | None:  # fmt: skip
+    goal = common_target(rows, runs) if target is None else target
+    every = ways(rows, goal, runs, rates)
+    if not every:
+        return None
+    timed = sorted(
+        (way for way in every if way.seconds == way.seconds and way.reached is not False), key=lambda way: way.seconds
+    )
+    unreached = tuple(way for way in every if way not in timed)
+    fastest, fast_rivals = _first(timed, "seconds")
+    # Prices that some ways lack would compare money with hours.
+    priced = [way for way in timed if way.price is not None] or timed
+    cheapest, cheap_rivals = _first(priced, "cost")
+    best, limit = _within(timed, deadline, budget)
+    ahead = forecasts(rows, timed)
+    run = next_run(rows, fastest, fast_rivals)
+    basis = every[0].basis
+    sentences = [*_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached), *limit]
+    return Recommendation(
+        workload, goal, basis, fastest, cheapest, fast_rivals, cheap_rivals, best, tuple(timed), unreached, tuple(ahead),
+        run, tuple(sentences),
+    )  # fmt: skip
+
+
+def _first(timed: Sequence[Way], by: str) -> tuple[Way | None, tuple[Way, ...]]:
+    """The least by one measure, and those whose interval reaches into its own."""
+    if not timed:
+        return None, ()
+    ordered = sorted(timed, key=lambda way: way.worth(by)[1])
+    ends = ordered[0].worth(by)[2]
+    return ordered[0], tuple(way for way in ordered[1:] if way.worth(by)[0] <= ends)
+
+
+def _within(timed: Sequence[Way], deadline: float | None, budget: float | None) -> tuple[Way | None, list[str]]:
+    """The best way whose whole interval keeps the limits: the cheapest by a deadline, the fastest by a budget."""
+    if deadline is None and budget is None:
+        return None, []
+    limits = ([] if deadline is None else [("seconds", deadline)]) + ([] if budget is None else [("cost", budget)])
+    said = " and ".join(
+        f"{'a deadline' if by == 'seconds' else 'a budget'} of {_amount(by, limit, timed)}" for by, limit in limits
+    )
+    surely = [way for way in timed if all(way.worth(by)[2] <= limit for by, limit in limits)]
+    maybe = [way for way in timed if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]
+    order = "cost" if budget is None else "seconds"
+    best = min(surely, key=lambda way: way.worth(order)[1], default=None)
+    if best is not None:
+        how = "cheapest" if order == "cost" else "fastest"
+        return best, [
+            f"Within {said} the {how} is {best.name}: {duration(best.seconds)}, {best.gpu_hours:.3g} {best.hours_unit}."
+        ]
+    if maybe:
+        names = ", ".join(way.name for way in maybe)
+        return None, [f"Nothing surely keeps {said}; by its best guess {names} would, but the interval reaches beyond."]
+    return None, [f"Nothing that was measured keeps {said}."]
+
+
+def _amount(by: str, limit: float, timed: Sequence[Way]) -> str:
+    if by == "seconds":
+        return duration(limit)
+    return f"{limit:g}" + (
+        "" if any(way.price is not None for way in timed) or not timed else f" {timed[0].hours_unit}"
+    )
+
+
+def _sentences(
+    basis: str, goal: float | None, fastest: Way | None, fast_rivals: Sequence[Way], cheapest: Way | None,
+    cheap_rivals: Sequence[Way], unreached: Sequence[Way],
+) -> list[str]:  # fmt: skip
+    what = {
+        "target": f"to {100 * (goal or 0):.1f} % accuracy",
+        "stable": "to stable accuracy",
+        "whole run": "for its whole run",
+        "epoch": "for one epoch",
+        "million samples": "for a million samples",
+    }
+    found = []
+    if fastest is not None:
+        found.append(
+            f"Fastest {what[basis]}: {fastest.name}, {duration(fastest.seconds)} "
+            f"({duration(fastest.low)} to {duration(fastest.high)}), {fastest.gpu_hours:.3g} {fastest.hours_unit}"
+            + _rivals(fast_rivals, "seconds")
+        )
+    if cheapest is not None:
+        cost = (
+            f"a cost of {cheapest.cost:.3g}"
+            if cheapest.cost is not None
+            else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
+        )
+        found.append(f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + _rivals(cheap_rivals, "cost"))
+    if unreached:
+        named = ", ".join(
+            f"{way.name} ({'no answer' if way.val_acc is None else f'{way.val_acc:.4g}'})" for way in unreached
+        )
+        at = f"{goal:.4g}" if goal is not None else "a stable accuracy"
+        found.append(f"Not seen to reach {at}, and not extrapolated: {named}.")
+    return found
+
+
+def _rivals(rivals: Sequence[Way], by: str) -> str:
+    if not rivals:
+        return ". No other interval reaches into this one."
+    spans = ", ".join(f"{way.name} ({way.worth(by)[1] / (3600 if by == 'seconds' else 1):.3g})" for way in rivals)
+    units = {"seconds": " h", "cost": "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"}
+    return f"; not told apart from {spans}{units[by]}."
+
+
+def duration(seconds: float) -> str:
+    """ "19 min 27 s", "2 h 05 min", "8.3 s"."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if seconds < 5400:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"

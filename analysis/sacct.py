@@ -1,0 +1,77 @@
+"""Job times from SLURM's accounting: `sacct -P -o JobID,JobName,State,Elapsed,AllocTRES,NNodes,...`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.csv_files import Row
+from analysis.durations import parse_duration
+from analysis.schema import COLUMNS
+from hvdtrain.errors import UserError
+
+NEEDED = ("JobID", "State", "Elapsed")
+_GPU = re.compile(r"gres/gpu(?::(?P<type>[^=,]+))?=(?P<count>\d+)")
+_ENERGY = re.compile(r"^(?P<value>[0-9.]+)(?P<scale>[KMG]?)$")
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def is_sacct(fields: Sequence[str]) -> bool:
+    """Whether these are the headings of a sacct dump (any separator)."""
+    return "jobid" in (name.strip().lower() for name in fields) and "elapsed" in (
+        name.strip().lower() for name in fields
+    )
+
+
+def read_sacct(path: Path, text: str) -> list[Row]:
+    """`total_time` (and `energy`, where accounted) of every completed job; its steps are part of it and not counted again.
+
+    Raises:
+        UserError: a column is missing, or no job completed.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    separator = "|" if "|" in lines[0] else ","
+    names = [name.strip() for name in lines[0].rstrip(separator).split(separator)]
+    legal = {name.lower(): name for name in names}
+    missing = [name for name in NEEDED if name.lower() not in legal]
+    if not {"alloctres", "ntasks", "allocgres", "reqtres"} & legal.keys():
+        missing.append("AllocTRES")
+    if missing:
+        raise UserError(f"{path}: a sacct dump needs the column {' and '.join(missing)}; "
+                        "make it with: sacct -P -o JobID,JobName,State,Elapsed,AllocTRES,NNodes,ConsumedEnergyRaw")  # fmt: skip
+    rows: list[Row] = []
+    for number, line in enumerate(lines[1:], start=2):
+        fields = dict(
+            zip((name.lower() for name in names), (field.strip() for field in line.split(separator)), strict=False)
+        )
+        if "." in fields.get("jobid", "") or fields.get("state", "").split()[:1] != ["COMPLETED"]:
+            continue
+        tres = fields.get("alloctres") or fields.get("allocgres") or fields.get("reqtres") or ""
+        gpus = _GPU.findall(tres)
+        typed = [(kind, int(count)) for kind, count in gpus if kind]
+        count = sum(own for _, own in typed) or max((int(own) for _, own in gpus), default=0)
+        tasks = fields.get("ntasks", "")
+        ranks = count or (int(tasks) if tasks.isdigit() else 0)
+        if not ranks:
+            continue
+        common: Row = dict.fromkeys(COLUMNS)
+        nodes = fields.get("nnodes") or fields.get("allocnodes") or ""
+        common |= {
+            "source": f"{path.name}:{fields['jobid']}", "workload": fields.get("jobname") or None,
+            "gpu_type": " + ".join(sorted({kind for kind, _ in typed})) or None, "n_gpus": ranks,
+            "n_nodes": int(nodes) if nodes.isdigit() else None, "device": "gpu" if count else "cpu",
+        }  # fmt: skip
+        try:
+            elapsed = parse_duration(fields["elapsed"])
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+        if elapsed > 0:
+            rows.append({**common, "metric": "total_time", "value": elapsed, "unit": "s"})
+        energy = _ENERGY.match(fields.get("consumedenergyraw") or fields.get("consumedenergy") or "")
+        if energy and float(energy["value"]) > 0:
+            joule = float(energy["value"]) * _SCALES[energy["scale"]]
+            rows.append({**common, "metric": "energy", "value": joule, "unit": "J"})
+    if not rows:
+        raise UserError(f"{path}: no completed job with GPUs or tasks; jobs that failed are not measured")
+    return rows

@@ -1,0 +1,307 @@
+"""How long each configuration takes to a common accuracy, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.epochs import METRICS_OF_EPOCHS, NOISE
+from analysis.finding import describe, known
+from analysis.jobtime import JobTime, deviation_of_mean, job_times
+from analysis.posterior import PRIOR
+from analysis.runs import Run
+from analysis.schema import GROUP
+from analysis.smoothing import smooth
+from hvdtrain.errors import UserError
+
+#: 5 and 95 % of a normal distribution.
+_Z = 1.645
+#: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
+SETTLED = 0.01
+#: Fewer epochs show no level.
+SHORTEST_CURVE = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """One configuration and what it takes to the target. Intervals are 90 %.
+
+    Attributes:
+        fields: the values of `analysis.schema.GROUP` by name; also `workload`, `gpu_type`, ... as attributes.
+        epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
+        energy: J, scaled from what was accounted for the whole run.
+        val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "million samples".
+        measured: False for a forecast.
+    """
+
+    fields: Mapping[str, Any]
+    n_gpus: int
+    n_nodes: int | None
+    epochs: float | None
+    seconds: float
+    low: float
+    high: float
+    val_acc: float | None
+    reached: bool | None
+    basis: str
+    replicates: int
+    price: float | None = None
+    energy: float | None = None
+    measured: bool = True
+
+    @property
+    def workload(self) -> str | None:
+        """What is trained."""
+        return known(self.fields["workload"])
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The GPU type."""
+        return known(self.fields["gpu_type"])
+
+    @property
+    def per_gpu_batch(self) -> int | None:
+        """Samples per rank and step."""
+        value = self.fields["per_gpu_batch"]
+        return None if value is None else int(value)
+
+    @property
+    def hours(self) -> float:
+        """`seconds` in hours."""
+        return self.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Rank-hours, whatever the device."""
+        return self.n_gpus * self.hours
+
+    @property
+    def hours_unit(self) -> str:
+        """What `gpu_hours` counts in words: "GPU-hours", or "rank-hours" where no GPU is known of."""
+        return "GPU-hours" if self.fields["device"] == "gpu" else "rank-hours"
+
+    @property
+    def cost(self) -> float | None:
+        """`gpu_hours` times the price; None without a price."""
+        return None if self.price is None else self.gpu_hours * self.price
+
+    @property
+    def name(self) -> str:
+        """ "8 x V100", "4 CPU ranks", with the batch or rule where the workload has several."""
+        if self.gpu_type is not None:
+            return f"{self.n_gpus} x {self.gpu_type}"
+        return f"{self.n_gpus} {'CPU ' if self.fields['device'] == 'cpu' else ''}rank{'' if self.n_gpus == 1 else 's'}"
+
+    @property
+    def group(self) -> str:
+        """The group in words."""
+        return describe(self.fields)
+
+    def worth(self, by: str) -> tuple[float, float, float]:
+        """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price)."""
+        scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
+        return scale * self.low, scale * self.seconds, scale * self.high
+
+
+def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None:
+    """The accuracy that every configuration gets to. None without accuracies.
+
+    Where all have curves: the lowest of the levels they end on (median of the last smoothed epochs over replicates), less
+    `SETTLED`, so that it is reached on entering the band around that level and not at its last flicker. Else the lowest
+    final accuracy.
+    """
+    rows = table[(table["metric"] == "val_acc") & table["n_gpus"].notna()]
+    if rows.empty:
+        return None
+    finals = _by_configuration(rows)
+    levels: dict[Any, list[float]] = {}
+    for run in runs:
+        _, values = curve_of(run)
+        if run.measured and len(values) >= SHORTEST_CURVE:
+            level = float(np.median(smooth(values)[-max(5, len(values) // 10) :]))
+            levels.setdefault(_key_of_run(run), []).append(level)
+    if finals and set(finals) <= set(levels):
+        return min(float(np.median(own)) for own in levels.values()) - SETTLED
+    return min(float(np.median(own)) for own in finals.values())
+
+
+def ways(
+    table: pd.DataFrame,
+    target: float | None = None,
+    runs: Sequence[Run] = (),
+    prices: Mapping[str, float] | None = None,
+) -> list[Way]:
+    """Every measured configuration of one workload.
+
+    Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
+    table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts, or one epoch,
+    or million samples: the first that all configurations have.
+
+    Raises:
+        UserError: the target is no fraction of one, or a price is not above zero.
+    """
+    check_target(target)
+    rates = check_prices(prices)
+    jobs = job_times(table, runs)
+    accuracies = _by_configuration(table[table["metric"] == "val_acc"])
+    counted = next(
+        (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(table[table["metric"] == metric]))), {}
+    )
+    curves = _first_epochs(runs, target) if target is not None else {}
+    if not all(_key(job) in curves for job in jobs):
+        # Times to an accuracy and times to stability are not compared with each other.
+        curves = {}
+    energies = _by_configuration(table[table["metric"] == "energy"])
+    epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
+    if any(epochs is not None and len(epochs) for epochs in epochs_of):
+        basis = "target" if curves else "stable"
+    elif jobs and all(job.trained for job in jobs):
+        basis = "whole run"
+    elif jobs:
+        basis = "epoch"
+    else:
+        return _by_throughput(table, accuracies, rates, target)
+    found = []
+    for job, counts in zip(jobs, epochs_of, strict=True):
+        ended = accuracies.get(_key(job))
+        accuracy = None if ended is None else float(np.median(ended))
+        reached = _reached(accuracy, target, counts, _key(job) in curves)
+        energy = energies.get(_key(job))
+        found.append(
+            _way(job, counts, basis, accuracy, reached, rates, None if energy is None else float(np.median(energy)))
+        )
+    return found
+
+
+def _way(
+    job: JobTime, counts: np.ndarray[Any, Any] | None, basis: str, accuracy: float | None, reached: bool | None,
+    rates: Mapping[str, float], energy: float | None,
+) -> Way:  # fmt: skip
+    deviation, epochs = job.deviation, None
+    if basis in ("target", "stable"):
+        if counts is not None and len(counts):
+            epochs = float(np.exp(np.log(counts).mean()))
+            # A count is whole: half an epoch either way is lost in it besides the noise.
+            own = deviation_of_mean(counts, float(np.hypot(NOISE, 0.5 / epochs)))
+            deviation = float(np.hypot(deviation, own * epochs * job.epoch / job.total(epochs)))
+            seconds = job.total(epochs)
+        else:
+            seconds = float("nan")
+    else:
+        epochs = job.trained if basis == "whole run" else 1.0
+        seconds = job.total(epochs or 1.0) if basis == "whole run" else job.epoch
+    whole = job.total(job.trained) if job.trained else None
+    return Way(
+        fields=job.fields,
+        n_gpus=job.n_gpus,
+        n_nodes=job.n_nodes,
+        epochs=epochs,
+        seconds=seconds,
+        low=seconds * float(np.exp(-_Z * deviation)),
+        high=seconds * float(np.exp(_Z * deviation)),
+        val_acc=accuracy,
+        reached=reached,
+        basis=basis,
+        replicates=job.replicates,
+        price=_price(job.fields, rates),
+        energy=energy * seconds / whole if energy is not None and whole else None,
+    )
+
+
+def _by_throughput(
+    table: pd.DataFrame,
+    accuracies: Mapping[Any, np.ndarray[Any, Any]],
+    rates: Mapping[str, float],
+    target: float | None,
+) -> list[Way]:
+    found = []
+    for key, values in _by_configuration(table[table["metric"] == "throughput"]).items():
+        fields = dict(zip(GROUP, key[:-1], strict=True))
+        ended = accuracies.get(key)
+        accuracy = None if ended is None else float(np.median(ended))
+        deviation, seconds = deviation_of_mean(values, PRIOR.expected), 1e6 / float(np.median(values))
+        found.append(Way(
+            fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-_Z * deviation)),
+            seconds * float(np.exp(_Z * deviation)), accuracy, _reached(accuracy, target, None, False), "million samples",
+            len(values), _price(fields, rates),
+        ))  # fmt: skip
+    return found
+
+
+def _reached(accuracy: float | None, target: float | None, counts: Any, from_curve: bool) -> bool | None:
+    if from_curve:
+        return counts is not None and len(counts) > 0
+    if target is None or accuracy is None:
+        return None
+    return accuracy >= target - 1e-9
+
+
+def curve_of(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Numbers of the epochs with a validation accuracy, and these; both of shape (epochs,)."""
+    points = [(float(epoch.epoch), epoch.val_acc) for epoch in run.epochs if epoch.val_acc is not None]
+    found = np.array(points, dtype=float).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[Any, Any]]:
+    """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
+
+    Empty where fewer than half of its runs get there: it does not reach the target.
+    """
+    found: dict[Any, list[float | None]] = {}
+    for run in runs:
+        numbers, values = curve_of(run)
+        if not run.measured or len(values) < SHORTEST_CURVE:
+            continue
+        at = np.flatnonzero(smooth(values) >= target - 1e-9)
+        found.setdefault(_key_of_run(run), []).append(float(numbers[at[0]]) if len(at) else None)
+    reached = {key: [epoch for epoch in epochs if epoch is not None] for key, epochs in found.items()}
+    return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}
+
+
+def _key_of_run(run: Run) -> tuple[Any, ...]:
+    return (*[getattr(run, name) for name in GROUP], run.n_gpus)
+
+
+def _by_configuration(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
+    rows = rows[rows["n_gpus"].notna() & (rows["value"] > 0)]
+    found: dict[Any, np.ndarray[Any, Any]] = {}
+    for raw, own in rows.groupby([*GROUP, "n_gpus"], dropna=False, sort=False):
+        text: list[Any] = [known(value) for value in raw]
+        for place in (GROUP.index("per_gpu_batch"), len(GROUP)):
+            text[place] = None if text[place] is None else int(float(text[place]))
+        found[tuple(text)] = own["value"].to_numpy(dtype=float)
+    return found
+
+
+def _key(job: JobTime) -> tuple[Any, ...]:
+    return (*[job.fields[name] for name in GROUP], job.n_gpus)
+
+
+def _price(fields: Mapping[str, Any], rates: Mapping[str, float]) -> float | None:
+    kind = known(fields["gpu_type"]) or known(fields["device"]) or ""
+    return rates.get(kind.lower())
+
+
+def check_target(target: float | None) -> None:
+    """Raise UserError unless `target` is a fraction of one."""
+    if target is not None and not 0 < target <= 1:
+        hint = f"; did you mean {target / 100:g}?" if 1 < target <= 100 else ""
+        raise UserError(f"target {target:g} is not an accuracy between 0 and 1{hint}")
+
+
+def check_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
+    """Prices per GPU-hour by GPU type, in lower case.
+
+    Raises:
+        UserError: one is not above zero.
+    """
+    for kind, price in (prices or {}).items():
+        if not price > 0:
+            raise UserError(f"the price of {kind}, {price!r}, is not above zero; give currency units per GPU-hour")
+    return {kind.lower(): float(price) for kind, price in (prices or {}).items()}

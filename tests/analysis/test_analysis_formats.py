@@ -1,0 +1,134 @@
+"""Logs and tables of other tools, as they write them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis
+from analysis.tables import read_inputs
+from hvdtrain.errors import UserError
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def values(table: pd.DataFrame, metric: str) -> dict[int, float]:
+    rows = table[table["metric"] == metric]
+    return dict(zip(rows["n_gpus"].astype(int), rows["value"], strict=True))
+
+
+def test_a_wide_table_with_units_in_its_headings(tmp_path: Path) -> None:
+    path = write(tmp_path, "wide.csv", (
+        "Model,GPU,GPUs,batch size,images/s per GPU,epoch time [min],accuracy [%],note\n"
+        "resnet50,A100,1,256,800,10,76.1,\n"
+        "resnet50,A100,8,256,780,N/A,,all on one node\n"
+    ))  # fmt: skip
+    table = analysis.read(path)
+    assert values(table, "throughput") == {1: 800, 8: 6240}
+    assert values(table, "epoch_time") == {1: 600}
+    assert values(table, "val_acc") == {1: pytest.approx(0.761)}
+    assert set(table["workload"]) == {"resnet50"}
+    assert (table["value"] > 0).all(), "what is missing never becomes 0"
+
+
+def test_steps_per_second_keep_their_batch(tmp_path: Path) -> None:
+    table = analysis.read(write(tmp_path, "steps.csv", "workload,ranks,batch,steps/s\nnet,1,64,5.0\nnet,2,64,4.8\n"))
+    assert values(table, "steps_per_s") == {1: 5.0, 2: 4.8}
+    assert table["global_batch"].tolist() == [64, 128]
+
+
+def test_replicates_are_kept(tmp_path: Path) -> None:
+    table = analysis.read(write(tmp_path, "r.csv", "n_gpus,seed,metric,value\n1,0,throughput,5\n1,1,throughput,6\n"))
+    assert table["replicate"].tolist() == [0, 1]
+    assert analysis.fit_scaling(table).groups[0].data.replicates.tolist() == [2]
+
+
+def test_a_column_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "odd.csv", "GPUs,throughput,flux capacity\n1,5,88\n")
+    with pytest.raises(UserError, match='no column "flux capacity"'):
+        analysis.read(path)
+
+
+def test_a_keras_log_counts_from_zero(tmp_path: Path) -> None:
+    lines = ["epoch,accuracy,loss,val_accuracy,val_loss"]
+    lines += [f"{e},{0.5 + e / 100},1.0,{0.8 - 0.5 * 0.6**e},0.9" for e in range(20)]
+    path = write(tmp_path, "run-4gpu/history.csv", "\n".join(lines) + "\n")
+    (run,) = read_inputs([path]).runs
+    assert run.n_gpus == 4
+    assert [epoch.epoch for epoch in run.epochs] == list(range(1, 21))
+    assert run.epochs[0].val_acc == pytest.approx(0.3)
+    table = analysis.read(path)
+    assert values(table, "val_acc")[4] == pytest.approx(0.8, abs=1e-3)
+    assert 7 <= values(table, "epochs_to_stability")[4] <= 10
+
+
+def test_lightnings_metrics_come_in_pieces(tmp_path: Path) -> None:
+    text = "epoch,step,train_loss,val_acc\n0,99,2.0,\n0,100,,0.5\n1,199,1.5,\n1,200,,0.6\n2,299,1.2,nan\n"
+    (run,) = read_inputs([write(tmp_path, "metrics.csv", text)]).runs
+    assert [epoch.train_loss for epoch in run.epochs] == [2.0, 1.5, 1.2]
+    assert [epoch.val_acc for epoch in run.epochs][:2] == [0.5, 0.6]
+    assert math.isnan(run.epochs[2].val_acc or 0.0)
+
+
+def test_an_export_of_tensorboard_is_a_curve(tmp_path: Path) -> None:
+    text = "Wall time,Step,Value\n" + "".join(f"{1000 + 10 * k},{500 * (k + 1)},{50 + k}\n" for k in range(6))
+    (run,) = read_inputs([write(tmp_path, "val_acc_n8.csv", text)]).runs
+    assert run.n_gpus == 8
+    assert [epoch.epoch for epoch in run.epochs] == [1, 2, 3, 4, 5, 6], "optimizer steps are numbered as epochs"
+    assert [epoch.val_acc for epoch in run.epochs][:2] == [0.5, 0.51], "percent become fractions"
+    assert run.epochs[1].seconds == 10
+    losses = write(tmp_path, "loss.csv", "Wall time,Step,Value\n1,1,250\n2,2,240\n")
+    with pytest.raises(UserError, match="are no accuracies"):
+        analysis.read(losses)
+
+
+def test_tensorboard_events_are_read_where_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = tmp_path / "run-2gpu" / "validation"
+    writer = EventFileWriter(str(folder))
+    for step in range(10):
+        summary = Summary(value=[Summary.Value(tag="epoch_accuracy", simple_value=0.5 + step / 100)])
+        writer.add_event(Event(step=step, wall_time=100.0 + step, summary=summary))
+    writer.close()
+    (run,) = read_inputs([tmp_path / "run-2gpu"]).runs
+    assert [epoch.epoch for epoch in run.epochs] == list(range(1, 11))
+    assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0.5 + step / 100 for step in range(10)])
+
+
+SACCT = """JobID|JobName|State|Elapsed|AllocTRES|NNodes|ConsumedEnergyRaw
+101|resnet|COMPLETED|01:38:30|billing=8,cpu=16,gres/gpu:t4=2,node=1|1|1200000
+101.batch|batch|COMPLETED|01:38:30|cpu=16|1|
+102|resnet|COMPLETED|1-02:03:04|gres/gpu:v100=8,node=2|2|
+103|resnet|FAILED|00:00:10|gres/gpu:v100=8|1|
+104|resnet|CANCELLED by 1000|00:10:00|gres/gpu:v100=8|1|
+"""
+
+
+def test_a_dump_of_sacct(tmp_path: Path) -> None:
+    table = analysis.read(write(tmp_path, "jobs.txt", SACCT))
+    assert values(table, "total_time") == {2: 5910, 8: 93_784}
+    assert values(table, "energy") == {2: 1_200_000}
+    assert set(table["gpu_type"]) == {"t4", "v100"}
+    with pytest.raises(UserError, match=r"needs the column AllocTRES.*make it with: sacct -P"):
+        analysis.read(write(tmp_path, "bare.txt", "JobID|State|Elapsed\n1|COMPLETED|00:10:00\n"))
+
+
+def test_curves_and_tables_together(tmp_path: Path) -> None:
+    """What is read of several kinds at once makes one table, and one report."""
+    curve = "epoch,val_acc\n" + "".join(f"{e},{0.8 - 0.5 * 0.6**e}\n" for e in range(20))
+    table = analysis.read(write(tmp_path, "log_n2.csv", curve), write(tmp_path, "t.csv", "GPUs,throughput\n1,5\n2,9\n"))
+    assert {"throughput", "val_acc", "epochs_to_stability"} <= set(table["metric"])
+    assert np.isfinite(table["value"]).all()
