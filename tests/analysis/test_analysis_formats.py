@@ -92,7 +92,6 @@ def test_an_export_of_tensorboard_is_a_curve(tmp_path: Path) -> None:
 
 
 def test_tensorboard_events_are_read_where_it_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

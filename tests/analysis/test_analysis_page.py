@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from playwright import sync_api as playwright
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-Image = pytest.importorskip("PIL.Image")
-
-from analysis.__main__ import main  # noqa: E402
-from analysis.panels import COLOURS  # noqa: E402
-from analysis.references import path_of  # noqa: E402
+from analysis.__main__ import main
+from analysis.panels import COLOURS
+from analysis.references import path_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = {"desk": 1280, "phone": 390}
@@ -40,7 +39,7 @@ OF_TABLES = {
 def browser() -> Iterator[Any]:
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
-        pytest.skip(f"no browser: install one of {', '.join(BROWSERS)}")
+        pytest.fail(f"no browser: install one of {', '.join(BROWSERS)}")
     with playwright.sync_playwright() as tools:
         opened = tools.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
@@ -58,7 +57,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a study that is really trained here: digits with 1 and 2 ranks."""
-    pytest.importorskip("horovod", reason="needs `hvdtrain build-horovod`")
     folder = tmp_path_factory.mktemp("study")
     submit = [sys.executable, "-m", "hvdtrain.submit", "--gpus", "1,2", "--job", "digits", "--epochs", "12", "--wait"]
     done = subprocess.run(submit, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
