@@ -168,7 +168,12 @@ def run_dir() -> Path | None:
 def restart_count() -> int:
     """How many attempts at this run went before: each left a folder under `attempts/`, or SLURM requeued the job after it."""
     folder = run_dir()
-    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), len(_attempts(folder)) if folder is not None else 0)
+    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), 0 if folder is None else restart_count_of(folder))
+
+
+def restart_count_of(folder: Path) -> int:
+    """How many earlier attempts left their records in `folder`."""
+    return len(_attempts(folder))
 
 
 def _attempts(folder: Path) -> list[int]:

@@ -152,7 +152,13 @@ def nsswitch_conf(machine: str, *, on_node: bool) -> str:
 
 def client_environment(plan: Plan) -> dict[str, str]:
     """The variables that make srun, sbatch, squeue... talk to this cluster."""
-    return {"SLURM_CONF": str(plan.slurm_conf), "HVDTRAIN_TESTCLUSTER": str(plan.directory)}
+    return {
+        "SLURM_CONF": str(plan.slurm_conf),
+        "HVDTRAIN_TESTCLUSTER": str(plan.directory),
+        # All nodes share this machine's cores: ranks of Open MPI that wait must let others work, and threads only hinder.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def env_sh(plan: Plan) -> str:
