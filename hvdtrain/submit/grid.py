@@ -24,12 +24,12 @@ class Grid:
     """The values of each axis; an empty axis was not given, and the job's own default applies."""
 
     gpus: tuple[int, ...]
-    gpu_types: tuple[str, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     lr_rules: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     epochs: int | None = None
+    gpu_types: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

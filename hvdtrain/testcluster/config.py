@@ -8,6 +8,10 @@ import shlex
 from hvdtrain.testcluster.plan import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB, Plan
 
 
+#: How long a job of the `preempt` partition may go on once it has been told to go.
+GRACE_SECONDS = 10
+
+
 def gpu_types(plan: Plan) -> list[str]:
     """The types of GPU in the cluster, each once."""
     return list(dict.fromkeys(node.gpu_type for node in plan.nodes))
@@ -48,6 +52,7 @@ def slurm_conf(plan: Plan) -> str:
         "SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=100000",
         "ReturnToService=2",
         "KillWait=5",
+        f"SlurmdTimeout={plan.node_timeout}",
         "MailProg=/bin/true",
     ]
     if plan.mode == "namespaces":
@@ -84,10 +89,11 @@ def slurm_conf(plan: Plan) -> str:
         members = ",".join(node.name for node in plan.nodes if node.gpu_type == gpu)
         lines.append(f"PartitionName={gpu} Nodes={members} {usual}")
     lines += [
-        f"PartitionName=preempt Nodes={every} {times} PriorityTier=1 PreemptMode=REQUEUE",
+        f"PartitionName=preempt Nodes={every} {times} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_SECONDS}",
         f"PartitionName=short Nodes={every} MaxTime=00:01:00 PriorityTier=10 PreemptMode=OFF",
     ]
-    return "\n".join(lines) + "\n"
+    keys = tuple(text.split("=")[0] + "=" for text in plan.settings)
+    return "\n".join([*(line for line in lines if not line.startswith(keys or "?")), *plan.settings]) + "\n"
 
 
 def gres_conf(plan: Plan) -> str:

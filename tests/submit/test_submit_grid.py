@@ -63,7 +63,9 @@ def test_arguments_come_in_order_with_those_after_the_dashes_last() -> None:
 
 
 def test_rules_at_one_rank_are_one_cell_and_it_is_said_once() -> None:
-    found, notes = expand(Grid((1, 2), lr_rules=("linear", "sqrt"), seeds=(0, 1)), COMMON, lambda n, gpu_type: Shape(1, n, 0))
+    found, notes = expand(
+        Grid((1, 2), lr_rules=("linear", "sqrt"), seeds=(0, 1)), COMMON, lambda n, gpu_type: Shape(1, n, 0)
+    )
     assert [cell.name for cell in found] == [
         "n1-s0", "n1-s1", "n2-linear-s0", "n2-linear-s1", "n2-sqrt-s0", "n2-sqrt-s1",
     ]  # fmt: skip
