@@ -29,6 +29,8 @@ from hvdtrain.site import commands
 
 #: After asking for a requeue SLURM ends this script; if it has not by then, it never will.
 _REQUEUE_SECONDS = 60.0
+#: Longer than ranks take to notice that another attempt has begun.
+_FENCE_SECONDS = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +71,7 @@ class Batch:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
+        os.environ.pop(record.ATTEMPT_VARIABLE, None)  # of a job around this one
         self.job = allocation.here()
         self.ranks = allocation.ranks()
         self.launcher, why = choose(given.launcher)
@@ -85,16 +88,19 @@ class Batch:
         self.policy = ending.Policy(tuple(word for word in given.requeue_on.split(",") if word), given.retries)
         self.process: subprocess.Popen[bytes] | None = None
         self.began = time.time()
+        self.attempt = f"{self.job.job}-{self.job.restarts}-{self.began:.3f}"
 
     def run(self) -> int:
         """Run the attempt to its end; the exit status."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "log").mkdir(exist_ok=True)
-        _close_earlier(self.folder)
+        silent = _close_earlier(self.folder)
         record.set_aside(self.folder)
         self._name()
         self._mark()
-        record.write_json(self.folder / "slurm.json", self._facts())
+        record.write_json(self.folder / "slurm.json", {"attempt": self.attempt, **self._facts()})
+        if silent:  # its node may only have lost the controller: give its ranks the time to see our file, and go
+            time.sleep(_FENCE_SECONDS)
         status = self._start()
         return self._end(status)
 
@@ -143,7 +149,7 @@ class Batch:
         rank = [*given.inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
         mpi = {"pmix": given.pmix}.get(self.launcher)
         request = Request(self.ranks, rank, cpus, options=(*given.srun, *([f"--mpi={mpi}"] if mpi else ["--mpi=none"])))
-        environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder)}
+        environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}
         environment.setdefault("OMP_NUM_THREADS", str(cpus))
         if given.stall_timeout is not None:
             environment[STALL_TIMEOUT_VARIABLE] = f"{given.stall_timeout:g}"
@@ -167,6 +173,10 @@ class Batch:
     # --- the end ---
 
     def _end(self, status: int) -> int:
+        os.environ[record.ATTEMPT_VARIABLE] = self.attempt
+        if record.superseded(self.folder):
+            print(f"--- {self.folder.name}: SLURM has started this job elsewhere; this attempt ends ---", flush=True)
+            return status or 1
         present = record.read_json(self.folder / "result.json")
         noted = present or record.read_json(self.folder / "running.json") or {}
         end = ending.judge(
@@ -180,11 +190,16 @@ class Batch:
             accidents=_accidents(self.folder, self.job.job),
             policy=self.policy,
         )
+        if status == 0 and present is None and not end.requeue and end.status == "preempted":
+            # Ranks of a node that only lost the controller may still run. Without a result, the next attempt waits for them.
+            print(f"--- {self.folder.name}: {end.reason} ---", flush=True)
+            return 1
         types = self.job.gpu_types
         result = record.finish(self.folder, end.status, status, end.reason)
         result |= {"status": end.status, "exit_code": status, "slurm": {**self._facts(), "ended": time.time()}}
         result |= {"gpu_types": types, "reason": end.reason} | ({"mixed": True} if len(types) > 1 else {})
         record.write_json(self.folder / "result.json", result)
+        (self.folder / "slurm.json").unlink(missing_ok=True)
         if len(types) > 1:
             print(
                 f"warning: this job ran on GPUs of types {', '.join(types)}: it is marked mixed and stays out of fits"
@@ -214,18 +229,22 @@ class Batch:
         return status
 
 
-def _close_earlier(folder: Path) -> None:
-    """An attempt that SLURM killed left no result: write what its files still tell, so that its hours are counted."""
-    running = record.read_json(folder / "running.json")
-    if running is None or (folder / "result.json").exists():
-        return
-    traces = [folder / "running.json", folder / "epochs.jsonl", *folder.glob("log/*")]
+def _close_earlier(folder: Path) -> bool:
+    """An attempt that SLURM killed left no result: write what its files still tell, so that its hours are counted.
+
+    Whether there was one.
+    """
+    begun = [path for name in ("running.json", "slurm.json") if (path := folder / name).exists()]
+    if not begun or (folder / "result.json").exists():
+        return False
+    traces = [*begun, folder / "epochs.jsonl", *folder.glob("log/*")]
     ended = max(path.stat().st_mtime for path in traces if path.exists())
     facts = record.read_json(folder / "slurm.json") or {}
     result = record.finish(folder, "preempted", 137, "SLURM ended this attempt at once: preempted, or its node failed")
     started = result.get("started") or facts.get("began") or ended
     result |= {"ended": ended, "seconds": max(0.0, ended - started), "slurm": {**facts, "ended": ended}}
     record.write_json(folder / "result.json", result)
+    return True
 
 
 def _accidents(folder: Path, job: str) -> int:

@@ -73,11 +73,16 @@ def judge(
         accidents: how many earlier attempts of this job ended by accident.
         policy: what the user wants.
     """
-    if exit_status == 0:
-        return Ending("completed", "")
+    if exit_status == 0 and recorded is not None:
+        return Ending(recorded, reason)
     timed_out = left is not None and left <= warning
     # SLURM calls a job that it is ending COMPLETING. Before the time limit only scancel does that, and whoever cancels
     # does not want another start.
+    if exit_status == 0:
+        # srun says 0 when a node fails under it. Ranks that ended well would have recorded that.
+        words = "a node failed: srun ended although the ranks had recorded no end"
+        running = job_state in ("RUNNING", "")
+        return Ending("failed" if running else "preempted", words, requeue=running and accidents < policy.retries)
     if job_state.startswith("CANCELLED") or (job_state == "COMPLETING" and not timed_out):
         return Ending("cancelled", "cancelled by scancel")
     if exit_status == RESTART or (timed_out and not recorded):

@@ -14,7 +14,7 @@ SECONDS = 60.0
 #: What a job leaves in its environment. A job submitted from inside a job must not inherit the outer one's shape.
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HOROVOD_", "SUBMITIT_")
 _KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
-_OURS = ("HVDTRAIN_RUN_DIR", "HVDTRAIN_LAUNCH_ID", "HVDTRAIN_LAUNCHER", "HVDTRAIN_JOB_STDERR")
+_OURS = ("HVDTRAIN_RUN_DIR", "HVDTRAIN_LAUNCH_ID", "HVDTRAIN_LAUNCHER", "HVDTRAIN_JOB_STDERR", "HVDTRAIN_ATTEMPT")
 
 
 class SlurmError(UserError):

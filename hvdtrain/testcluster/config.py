@@ -7,7 +7,6 @@ import shlex
 
 from hvdtrain.testcluster.plan import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB, Plan
 
-
 #: How long a job of the `preempt` partition may go on once it has been told to go.
 GRACE_SECONDS = 10
 
