@@ -78,7 +78,7 @@ class Batch:
         if self.launcher not in ("gloo", "pmix"):
             legal = ("auto", "gloo", "pmix")
             raise UserError(
-                f'--launcher "{self.launcher}": in a batch script legal are {", ".join(legal)}{nearest(self.launcher, legal)}'
+                f'--launcher "{self.launcher}": in a batch script legal are {", ".join(legal)}{nearest(self.launcher, legal)}',
             )
         self.why = why
         self.path = given.job if given.inside else str(find_job(given.job))

@@ -59,7 +59,7 @@ def layers(directory: Path, given: str | None) -> list[Layer]:
         path = Path(given).expanduser()
         if not path.is_file():
             raise UserError(
-                f"--site {given}: there is no such file; `hvdtrain site detect --write FILE` makes one from this cluster"
+                f"--site {given}: there is no such file; `hvdtrain site detect --write FILE` makes one from this cluster",
             )
         values = read_toml(path)
         # A file with a [site] table is an hvdtrain.toml of somewhere else.

@@ -122,7 +122,7 @@ def _look_for(submission: Submission, error: Refused) -> str | None:
             if time.monotonic() > end:
                 raise Unanswered(
                     f"{error}\nSLURM does not answer questions either, so whether the job was accepted is not known. "
-                    f"When it answers again, `hvdtrain status` finds the job by its name, and submitting doubles nothing."
+                    f"When it answers again, `hvdtrain status` finds the job by its name, and submitting doubles nothing.",
                 ) from again
         else:
             if number is not None or time.monotonic() > end:

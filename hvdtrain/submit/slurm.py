@@ -40,7 +40,7 @@ class Slurm:
         self._given = given
         if given.launcher == "mpirun":
             raise UserError(
-                "--launcher mpirun: under SLURM ranks are started by srun; legal with --cluster slurm are auto, gloo, pmix"
+                "--launcher mpirun: under SLURM ranks are started by srun; legal with --cluster slurm are auto, gloo, pmix",
             )
         self._parallel = None if given.max_parallel is None else values.count("--max-parallel", given.max_parallel)
         self._per_node = None if given.gpus_per_node is None else values.count("--gpus-per-node", given.gpus_per_node)
