@@ -245,6 +245,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
         return present
     attempt = read_json(folder / "running.json") or {}
     epochs = read_epochs(folder / "epochs.jsonl")
+    sampled = [facts for path in sorted(folder.glob("gpus/rank-*.json")) if (facts := read_json(path)) is not None]
     ended = time.time()
     started = attempt.get("started")
     result = {
@@ -260,6 +261,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
             "val_acc": epochs[-1].val_acc if epochs else None,
             "train_acc": epochs[-1].train_acc if epochs else None,
         },
+        **({"gpus": sampled} if sampled else {}),
         **attempt,
     }
     write_json(folder / "result.json", result)
