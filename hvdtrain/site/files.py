@@ -136,7 +136,10 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
-    key = next((key for key in sorted(origins, key=len, reverse=True) if where.startswith(key)), where)
+    key = next(
+        (key for key in sorted(origins, key=len, reverse=True) if where.startswith(key) or key.startswith(f"{where}.")),
+        where,
+    )
     message = str(first["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     more = f" (and {error.error_count() - 1} more mistakes)" if error.error_count() > 1 else ""
