@@ -149,4 +149,4 @@ class Site(_Strict):
             return self.gpus[parts[0]]
         legal = ", ".join(self.gpus) or "none: the site profile names no GPU types"
         several = f" ({', '.join(parts)} are all called so: give the whole name)" if parts else ""
-        raise UserError(f'--gpu-type "{name}": the types here are {legal}{several}{nearest(name, self.gpus)}')
+        raise UserError(f'--gpu-type "{name}": the types here are {legal}{several}{nearest(name.lower(), self.gpus)}')

@@ -39,8 +39,13 @@ def render(cell: Cell, site: Site, place: Place) -> str:
     """The batch script that trains `cell`: `sbatch script.sh`. Any path and value is quoted, so names hold what they like."""
     given: list[Directive] = [("job-name", place.job_name)]
     given += resources(cell.shape, site, cell.gpu_type)
-    given += [("output", _pattern(place.folder / "log" / "job.log")), *behaviour(site)]
-    lines = ["#!/bin/bash", f"# hvdtrain cell {cell.name}", *texts(_chosen(given, site)), *preparation(site)]
+    log = place.folder / "log" / "job.log"
+    # SLURM takes backslashes out of --output, however they are written: then the script opens its log itself.
+    by_itself = "\\" in str(log)
+    given += [("output", "/dev/null" if by_itself else _pattern(log)), *behaviour(site)]
+    lines = ["#!/bin/bash", f"# hvdtrain cell {cell.name}", *texts(_chosen(given, site))]
+    lines += [f"exec >>{shlex.quote(str(log))} 2>&1"] if by_itself else []
+    lines += preparation(site)
     lines.append(command(["cd", "--", str(place.directory)]))
     lines += exports({**variables(site), **site.environment, **cell.environment})
     words = [place.python, "-m", "hvdtrain.launch.batch", "--run-dir", str(place.folder), *options(site, cell.launcher)]
@@ -63,7 +68,7 @@ def render_array(scripts: Sequence[str], *, job_name: str, folder: PurePath, par
         ("job-name", job_name),
         ("array", f"0-{len(scripts) - 1}{limit}"),
         # Links to the cells' logs: what SLURM itself says of a task then stands in its cell's log too.
-        ("output", f"{_pattern(folder)}/%a.log"),
+        ("output", "/dev/null" if "\\" in str(folder) else f"{_pattern(folder)}/%a.log"),
     ]
     lines = [
         "#!/bin/bash",

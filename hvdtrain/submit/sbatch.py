@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,10 +45,9 @@ def submit(study: Path, submission: Submission, script: str, words: Sequence[str
     Raises:
         Refused: SLURM said no. Nothing of this submission is left.
     """
-    folder = study / submissions.FOLDER / submission.folder
     try:
         with _environment(script, words):
-            number = _through_submitit(folder, script, submission.name, words)
+            number = _through_submitit(script, submission.name, words)
     except Refused as error:
         number = None
         if any(text in str(error) for text in _UNANSWERED):
@@ -57,17 +58,17 @@ def submit(study: Path, submission: Submission, script: str, words: Sequence[str
     return submissions.update(study, submission, job=number, overrides=tuple(words))
 
 
-def submit_text(folder: Path, script: str, name: str, words: Sequence[str] = ()) -> str:
+def submit_text(script: str, name: str, words: Sequence[str] = ()) -> str:
     """Submit a script that belongs to no cell; returns the job's number.
 
     Raises:
         Refused: SLURM said no.
     """
     with _environment(script, words):
-        return _through_submitit(folder, script, name, words)
+        return _through_submitit(script, name, words)
 
 
-def _through_submitit(folder: Path, script: str, name: str, words: Sequence[str]) -> str:
+def _through_submitit(script: str, name: str, words: Sequence[str]) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
@@ -81,6 +82,8 @@ def _through_submitit(folder: Path, script: str, name: str, words: Sequence[str]
             return ["sbatch", *words, str(submission_file_path)]
 
     said = io.StringIO()
+    # Not the study's own folder: in its path submitit would replace %j and the like.
+    folder = tempfile.mkdtemp(prefix="hvdtrain-submit-")
     try:
         with contextlib.redirect_stderr(said):  # the error holds the same words
             return str(Executor(folder)._submit_command("").job_id)
@@ -88,8 +91,7 @@ def _through_submitit(folder: Path, script: str, name: str, words: Sequence[str]
         quoted = (str(error).strip() or said.getvalue().strip() or "it gave no reason").replace("\n", "\n  ")
         raise Refused(f"SLURM does not take the submission {name}:\n  {quoted}") from error
     finally:
-        for link in folder.glob(".submission_file_*.sh"):
-            link.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -154,7 +154,8 @@ class Slurm:
             record.set_aside(study / name)
             write_cell(study / name, cell, scripts[name])
         done: list[str] = []
-        undo.callback(_take_back, done)
+        taken: list[submissions.Submission] = []
+        undo.callback(_take_back, study, taken)
         lines = []
         for batch in self._batches(scripts):
             words = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
@@ -162,6 +163,7 @@ class Slurm:
             submission = sbatch.submit(study, submission, text, words)
             assert submission.job is not None
             done.append(submission.job)
+            taken.append(submission)
             what = (
                 batch.cells[0]
                 if not submission.array
@@ -239,11 +241,13 @@ class Slurm:
         folder = study / submissions.FOLDER / "report"
         folder.mkdir(parents=True, exist_ok=True)
         text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable)
-        number = sbatch.submit_text(folder, text, "report", [f"--dependency=afterany:{':'.join(after)}"])
+        number = sbatch.submit_text(text, "report", [f"--dependency=afterany:{':'.join(after)}"])
         return f"submitted job {number}: the report, when all cells have ended"
 
 
-def _take_back(jobs: list[str]) -> None:
+def _take_back(study: Path, taken: list[submissions.Submission]) -> None:
     """Cancel what was accepted before SLURM refused the rest."""
-    if jobs:
-        commands.call(["scancel", *jobs])
+    if taken:
+        commands.call(["scancel", *(str(submission.job) for submission in taken)])
+    for submission in taken:
+        submissions.forget(study, submission)

@@ -135,6 +135,13 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _restore(file: Path, before: bytes | None) -> None:
+    if before is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(before)
+
+
 def create(
     folder: Path,
     cells: Sequence[Cell],
@@ -142,12 +149,14 @@ def create(
     request: Mapping[str, Any],
     undo: contextlib.ExitStack,
 ) -> None:
-    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back the cells."""
+    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back both."""
     for cell in cells:
         where = folder / cell.name
         if not (where / "cell.json").exists():
             undo.callback(shutil.rmtree, where, ignore_errors=True)
             write_cell(where, cell, script(cell))
+    before = (folder / "study.json").read_bytes() if (folder / "study.json").exists() else None
+    undo.callback(_restore, folder / "study.json", before)
     study = record.read_json(folder / "study.json") or {
         "study": folder.name,
         "created": request["created"],

@@ -106,6 +106,8 @@ def bring_together(
     if job is None:
         if ours is not None:
             return CellView(cell, ours, reason, number)
+        if name in submission.cancelled:
+            return CellView(cell, "cancelled", "by hvdtrain cancel", number)
         why = "SLURM does not answer" if not answered else "SLURM has forgotten the job, and it left no result"
         return CellView(cell, "unknown", why, number)
     told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start)

@@ -68,7 +68,7 @@ ALPS = Site(
     environment={"DATA_DIR": "/data/it's here"},
     directives=["--exclusive", "--mail-type=FAIL"],
 )
-UNPLEASANT = 'it\'s "a" $b %j `c` \\ ;&|'
+UNPLEASANT = 'it\'s "a" $b %j `c` ;&|'
 CASES = {
     "slurm-plain": (cell(gpu_type=None), Site(), where()),
     "slurm-full-site": (cell(launcher="pmix"), ALPS, where(stall_timeout=600.0)),
@@ -87,6 +87,7 @@ CASES = {
     ),
     "slurm-apptainer": (cell(), Site(gpus=ALPS.gpus, container=Container(kind="apptainer", image="/i/h.sif")), where()),
     "slurm-pyxis": (cell(), Site(gpus=ALPS.gpus, container=Container(kind="pyxis", image="hub/h:1", mounts=["/data:/d"])), where()),
+    "slurm-backslash": (cell(), Site(gpus=ALPS.gpus), where("/home/a\\b c")),
     "slurm-unpleasant": (
         cell(arguments=("--text", UNPLEASANT, "--", "-x", ""), environment={"A": UNPLEASANT + "\n#SBATCH --nodes=99\n"}),
         Site(gpus=ALPS.gpus),

@@ -2,7 +2,7 @@
 # hvdtrain: 2 cells of one shape
 #SBATCH --job-name=digits.1
 #SBATCH --array=0-1%1
-#SBATCH --output='/home/it'"'"'s "a" $b %%j `c` \ ;&|/%a.log'
+#SBATCH --output='/home/it'"'"'s "a" $b %%j `c` ;&|/%a.log'
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=nvidia_a100_80gb:4
@@ -16,4 +16,4 @@
 #SBATCH --requeue
 #SBATCH --exclusive
 #SBATCH --mail-type=FAIL
-exec bash '/home/it'"'"'s "a" $b %j `c` \ ;&|'/"$SLURM_ARRAY_TASK_ID.sh"
+exec bash '/home/it'"'"'s "a" $b %j `c` ;&|'/"$SLURM_ARRAY_TASK_ID.sh"
