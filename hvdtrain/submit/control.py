@@ -77,7 +77,7 @@ def _logs(argv: Sequence[str]) -> int:
     for log in followed:
         log.last(given.lines)
     while given.follow:
-        live = any(view.status in LIVE for view in look(folder, _cells(folder, names)).cells)
+        live = any(view.live or view.status in LIVE for view in look(folder, _cells(folder, names)).cells)
         end = time.monotonic() + (5.0 if live else 0.0)
         while True:
             for log in followed:

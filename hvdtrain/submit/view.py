@@ -21,7 +21,7 @@ _UNFINISHED = ("preempted", "timeout")
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell, as `status` shows it. `why` says why it waits, or how it ended."""
+    """One cell, as `status` shows it. `why` says why it waits, or how it ended; `live` that SLURM is not done with its job."""
 
     record: CellRecord
     status: str
@@ -31,6 +31,7 @@ class CellView:
     elapsed: str = ""
     start: str = ""
     spent: Spent | None = None
+    live: bool = False
 
     @property
     def name(self) -> str:
@@ -110,7 +111,7 @@ def bring_together(
             return CellView(cell, "cancelled", "by hvdtrain cancel", number)
         why = "SLURM does not answer" if not answered else "SLURM has forgotten the job, and it left no result"
         return CellView(cell, "unknown", why, number)
-    told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start)
+    told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start, live=job.live)
     if job.live:
         if job.status == "running" and ours == "completed":  # its last seconds
             return dataclasses.replace(told, status="completed", why="")

@@ -20,6 +20,8 @@ from tests.slurm.lab import Lab, rank_process, until
 
 pytestmark = pytest.mark.ranks
 EPOCHS = 40
+#: Enough to be still at it when SLURM has noticed that the node does not answer.
+NODE_EPOCHS = 150
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def stories(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
         "rank": ["--gpu-type", "t4"],
         "preempted": ["--gpu-type", "t4", "--partition", "preempt"],
     }.items():
-        lab.submit(*common, *more, "--study", study, "--epochs", str(EPOCHS))
+        lab.submit(*common, *more, "--study", study, "--epochs", str(NODE_EPOCHS if study == "node" else EPOCHS))
     until(lambda: len(lab.epochs("rank", "n2-t4-lr0.01")) >= 2, 120)
     os.kill(rank_process(lab.cell("rank", "n2-t4-lr0.01"), 1), signal.SIGKILL)
     until(lambda: len(lab.epochs("preempted", "n2-t4-lr0.01")) >= 2)
@@ -115,10 +117,11 @@ def test_the_time_limit_ends_in_a_checkpoint_and_another_start(stories: Lab) -> 
 
 def test_a_node_whose_daemon_dies(stories: Lab) -> None:
     stories.wait("node", "completed", seconds=180)
-    restarts = each_once(stories, "node", "n2-v100-lr0.01", EPOCHS)
+    # Its ranks lived on beside the new ones until they saw that they had been replaced.
+    assert each_once(stories, "node", "n2-v100-lr0.01", NODE_EPOCHS) == [0, 1]
     log = stories.log("node", "n2-v100-lr0.01")
-    # Its ranks lived on beside the new ones until they saw that they had been replaced, or were done before that.
-    assert log.count("=== n2-v100-lr0.01: attempt ") == len(restarts) or restarts == [0]
+    assert "srun: error: Node failure on" in log
+    assert log.count("=== n2-v100-lr0.01: attempt ") == 2
     assert not (stories.cell("node", "n2-v100-lr0.01") / "running.json").exists()
 
 
@@ -140,29 +143,6 @@ def test_resume_goes_on_where_cancel_ended_it(stories: Lab) -> None:
     assert stories.epochs("stopped", cell)[: len(before)] == before
     log = stories("logs", "stopped", "-f", "-n", "1")
     assert log.stdout == f"--- {cell}: completed (exit status 0) ---\n"
-
-
-@pytest.mark.parametrize("launcher", ["gloo", "pmix"])
-def test_a_grid_of_sizes_and_types_from_end_to_end(stories: Lab, launcher: str) -> None:
-    """The sentence that everything else serves."""
-    for study in ("rank", "preempted", "node"):
-        stories.wait(study, "completed", seconds=180)  # the cores are needed
-    words = ["--gpus", "2,4,8", "--gpu-type", "t4,v100", "--epochs", "2", "--cpus-per-task", "1", "--max-parallel", "1"]
-    if stories.cluster.run(["sinfo", "-h", "-t", "down", "-o", "%D"]).stdout.strip():
-        words[3] = "t4"  # the node of the other story is dead: its type has one node left
-    done = stories.submit(*words, "--launcher", launcher, "--study", f"grid-{launcher}", "--wait", timeout=280)
-    rows = stories.status(f"grid-{launcher}")
-    assert {row["status"] for row in rows.values()} == {"completed"}, done.stdout
-    for cell in rows:
-        result = stories.result(f"grid-{launcher}", cell)
-        gpus, gpu_type = int(cell[1]), cell[3:]
-        assert result["world_size"] == gpus
-        assert result["controller"] == {"gloo": "gloo", "pmix": "mpi"}[launcher]
-        assert result["gpu_types"] == [gpu_type]
-        assert "mixed" not in result or result["mixed"] is False
-        assert all(f"-{gpu_type}-" in host for host in result["hosts"])
-        assert len(result["hosts"]) == max(1, gpus // 4)
-        each_once(stories, f"grid-{launcher}", cell, 2)
 
 
 def test_nothing_of_the_stories_is_left(stories: Lab) -> None:

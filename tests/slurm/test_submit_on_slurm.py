@@ -55,6 +55,29 @@ def wrapped_sbatch(room: Path, after: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("launcher", ["gloo", "pmix"])
+def test_a_grid_of_sizes_and_types_from_end_to_end(lab: Lab, launcher: str) -> None:
+    """The sentence that everything else serves."""
+    words = ["--gpus", "2,4,8", "--gpu-type", "t4,v100", "--epochs", "2", "--launcher", launcher, "--max-parallel", "1"]
+    done = lab.submit(*words, "--wait", timeout=280)
+    rows = lab.status("digits")
+    assert {row["status"] for row in rows.values()} == {"completed"}, done.stdout
+    assert len(rows) == 6
+    for cell in rows:
+        result = lab.result("digits", cell)
+        gpus, gpu_type = int(cell[1]), cell[3:]
+        assert result["world_size"] == gpus
+        assert result["controller"] == {"gloo": "gloo", "pmix": "mpi"}[launcher]
+        assert result["gpu_types"] == [gpu_type]
+        assert result["mixed"] is False
+        assert all(f"-{gpu_type}-" in host for host in result["hosts"])
+        assert len(result["hosts"]) == max(1, gpus // 4)
+        assert [rank["rank"] for rank in result["ranks"]] == list(range(gpus))
+        assert {rank["host"] for rank in result["ranks"]} == set(result["hosts"])
+        assert [epoch for epoch, _ in lab.epochs("digits", cell)] == [1, 2]
+
+
 # --- what is handed over -------------------------------------------------------------------------------------------
 
 
@@ -67,9 +90,13 @@ def test_the_same_bytes_three_times(lab: Lab) -> None:
     for cell in ("n2-t4-s0", "n2-t4-s1", "n4-t4-s0", "n4-t4-s1"):
         assert (lab.cell("plain", cell) / "script.sh").read_text() == texts[cell]
     arrays = [text for heading, text in texts.items() if heading.startswith("array of")]
-    submitted = sorted((lab.room / "runs" / "plain" / "submissions").glob("*/[0-9]*_submission.sh"))
-    assert [path.read_text() for path in submitted] == arrays
     assert len(arrays) == 2
+    kept = sorted((lab.room / "runs" / "plain" / "submissions").glob("*/script.sh"))
+    assert [path.read_text() for path in kept] == arrays
+    jobs = [lab.status("plain")[cell]["job"].split("_")[0] for cell in ("n2-t4-s0", "n4-t4-s0")]
+    for job, text in zip(jobs, arrays, strict=True):  # what SLURM itself has
+        told = lab.cluster.run(["scontrol", "write", "batch_script", job, "-"], check=True).stdout
+        assert told.rstrip("\n\0") + "\n" == text
 
 
 @pytest.mark.parametrize("folder", [".", "back\\slash \\%a"])
@@ -306,23 +333,17 @@ def test_published_scripts_from_a_clean_clone(slurm_cluster: Cluster, tmp_path: 
         ["cp", "-r", str(ROOT / "hvdtrain"), str(ROOT / "slurm"), str(ROOT / "jobs"), str(clone)], check=True
     )
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    worlds = {}
     for words, world in (([], 2), (["--ntasks-per-node=1", "--gpus-per-node=t4:1"], 1)):
-        command = [
-            "env",
-            path,
-            f"DATA_DIR={tmp_path}",
-            "sbatch",
-            "--parsable",
-            "--wait",
-            *words,
-            "slurm/digits_2gpu.sh",
-        ]
-        done = slurm_cluster.run([*command, "--epochs", "2"], cwd=clone, timeout=120)
-        number = done.stdout.strip()
+        command = ["env", path, f"DATA_DIR={tmp_path}", "sbatch", "--parsable", *words, "slurm/digits_2gpu.sh"]
+        done = slurm_cluster.run([*command, "--epochs", "2"], cwd=clone, check=True)
+        worlds[done.stdout.strip()] = world
+    for number, world in worlds.items():
+        file = clone / "runs" / "slurm" / f"digits-{number}" / "result.json"
+        until(lambda file=file: "slurm" in (record.read_json(file) or {}), 120)
         log = (clone / f"slurm-{number}.out").read_text()
-        assert done.returncode == 0, log
-        result = json.loads((clone / "runs" / "slurm" / f"digits-{number}" / "result.json").read_text())
-        assert (result["status"], result["world_size"]) == ("completed", world)
+        result = json.loads(file.read_text())
+        assert (result["status"], result["world_size"]) == ("completed", world), log
         assert f"attempt 1, SLURM job {number}" in log
 
 
