@@ -20,11 +20,12 @@ define timed
 @echo "==> $(1)"; began=$$(date +%s); $(2) && echo "    done in $$(($$(date +%s) - began)) s"
 endef
 
-.PHONY: help demo test lint types venv system-packages horovod clean
+.PHONY: help demo test lint types venv system-packages horovod clean cluster-up cluster-down
 
 help:
 	@echo "make demo    set up (about 4 min the first time), then a scaling study with 1, 2 and 4 ranks on this machine's CPUs"
 	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 30 min)"
+	@echo "make cluster-up, cluster-down   a SLURM cluster of four nodes on this machine (as root), to try everything on"
 	@echo "make lint    ruff        make types   mypy        make clean   remove $(VENV)"
 
 demo: $(BIN)/.torch horovod
@@ -71,6 +72,15 @@ system-packages:
 	else \
 	  echo "The tests need these system packages; install them, then make test again:$$missing"; exit 1; \
 	fi
+
+# A cluster for trying out: make cluster-up LINK=1gbit NAME=hvd. Ready in about 6 s.
+NAME ?= hvd
+LINK ?=
+cluster-up: $(BIN)/.torch system-packages
+	@$(BIN)/python -m hvdtrain.testcluster up --name $(NAME) --accounting $(if $(LINK),--link $(LINK))
+
+cluster-down: $(BIN)/.torch
+	@$(BIN)/python -m hvdtrain.testcluster down --name $(NAME)
 
 clean:
 	rm -rf $(VENV)

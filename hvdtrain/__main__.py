@@ -10,10 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 import hvdtrain
 from hvdtrain.errors import UserError, nearest, run_cli
 
-#: Subcommand -> the module whose `main(argv)` it is, and one line of help.
+#: Subcommand -> the module whose `main(argv)` it is (or the function after a colon), and one line of help.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("hvdtrain.submit.cli", "train a job over a grid of GPU counts and settings"),
     "status": ("hvdtrain.submit.status", "how far every cell of a study is"),
+    "logs": ("hvdtrain.submit.control:logs", "what the cells of a study print"),
+    "cancel": ("hvdtrain.submit.control:cancel", "end the jobs of a study"),
+    "retry": ("hvdtrain.submit.control:retry", "submit again the cells that failed"),
+    "resume": ("hvdtrain.submit.control:resume", "submit again the cells that were ended early"),
+    "site": ("hvdtrain.site.cli", "what is particular to this cluster: show it, or find it out"),
+    "doctor": ("hvdtrain.doctor.cli", "what is wrong here, before a job finds out"),
     "run": ("hvdtrain.run", "one rank of a job, under any launcher or alone"),
     "launch": ("hvdtrain.launch.cli", "start ranks of a job on this machine"),
     "fetch": ("hvdtrain.data.fetch", "download a study's data"),
@@ -29,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
-        module = importlib.import_module(COMMANDS[argv[0]][0])
-        command: Callable[[Sequence[str]], int | None] = module.main
+        module, _, function = COMMANDS[argv[0]][0].partition(":")
+        command: Callable[[Sequence[str]], int | None] = getattr(importlib.import_module(module), function or "main")
         return command(list(argv[1:])) or 0
     if argv and not argv[0].startswith("-"):
         raise UserError(

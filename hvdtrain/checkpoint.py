@@ -102,6 +102,8 @@ class Store:
         Raises:
             CheckpointError: it could not be written (disk full, no permission, ...); earlier ones are intact.
         """
+        if (run := record.run_dir()) is not None:
+            record.check_current(run)
         sequence = 1 + max((int(path.name.split("-")[0]) for path in self._manifests()), default=0)
         path = self.folder / f"{sequence:05d}-epoch-{epoch}-step-{step}.ckpt"
         aside = path.with_name(f".{path.name}.part")

@@ -5,6 +5,7 @@
                         running.json   facts of the attempt now under way; gone when it ends
                         epochs.jsonl   one line per finished epoch
                         result.json    how it ended; written last, so its presence means "ended"
+                        slurm.json     the SLURM job of the attempt now under way
                         attempts/<n>/  what earlier, failed attempts left
 
 Only the standard library: ranks, the submitter and a laptop with nothing else installed all read this.
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 RUN_DIR_VARIABLE = "HVDTRAIN_RUN_DIR"
+#: Names one attempt on SLURM; the same is in its slurm.json, until another attempt writes its own there.
+ATTEMPT_VARIABLE = "HVDTRAIN_ATTEMPT"
 STATUSES = ("completed", "failed", "timeout", "preempted", "cancelled", "diverged")
 
 
@@ -147,9 +150,11 @@ class EpochLog:
 
         Raises:
             ValueError: this epoch, or a later one, is already there.
+            SupersededError: a later attempt has begun.
         """
         if epoch.epoch <= self._last:
             raise ValueError(f"epoch {epoch.epoch} is already recorded in {self.path} (last: {self._last})")
+        check_current(self.path.parent)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(_line(epoch))
             file.flush()
@@ -167,10 +172,37 @@ def run_dir() -> Path | None:
     return Path(value) if value else None
 
 
+class SupersededError(RuntimeError):
+    """SLURM took this attempt for dead, because its node did not answer, and has started the job again elsewhere."""
+
+
+def superseded(folder: Path) -> bool:
+    """Whether a later attempt at this run has begun: then nothing may be written any more."""
+    mine = os.environ.get(ATTEMPT_VARIABLE)
+    if mine is None:
+        return False
+    try:
+        present = read_json(folder / "slurm.json")
+    except ValueError:
+        return False
+    return present is not None and present.get("attempt") != mine
+
+
+def check_current(folder: Path) -> None:
+    """Raise SupersededError when `superseded`."""
+    if superseded(folder):
+        raise SupersededError(f"another start of this job works in {folder}: this one writes nothing more, and ends")
+
+
 def restart_count() -> int:
     """How many attempts at this run went before: each left a folder under `attempts/`, or SLURM requeued the job after it."""
     folder = run_dir()
-    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), len(_attempts(folder)) if folder is not None else 0)
+    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), 0 if folder is None else restart_count_of(folder))
+
+
+def restart_count_of(folder: Path) -> int:
+    """How many earlier attempts left their records in `folder`."""
+    return len(_attempts(folder))
 
 
 def _attempts(folder: Path) -> list[int]:
@@ -189,7 +221,7 @@ def begin(folder: Path, facts: dict[str, Any]) -> None:
 def note(**facts: Any) -> None:
     """Add facts to what the attempt under way has noted; without a run folder there is nothing to add to."""
     folder = run_dir()
-    if folder is not None and (attempt := read_json(folder / "running.json")) is not None:
+    if folder is not None and not superseded(folder) and (attempt := read_json(folder / "running.json")) is not None:
         write_json(folder / "running.json", {**attempt, **facts})
 
 
@@ -202,9 +234,11 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
 
     Raises:
         ValueError: `status` is not one of `STATUSES`.
+        SupersededError: a later attempt has begun.
     """
     if status not in STATUSES:
         raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
+    check_current(folder)
     present = read_json(folder / "result.json")
     if present is not None:
         if overrule and present["status"] == "completed":
@@ -213,6 +247,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
         return present
     attempt = read_json(folder / "running.json") or {}
     epochs = read_epochs(folder / "epochs.jsonl")
+    sampled = [facts for path in sorted(folder.glob("gpus/rank-*.json")) if (facts := read_json(path)) is not None]
     ended = time.time()
     started = attempt.get("started")
     result = {
@@ -228,6 +263,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
             "val_acc": epochs[-1].val_acc if epochs else None,
             "train_acc": epochs[-1].train_acc if epochs else None,
         },
+        **({"gpus": sampled} if sampled else {}),
         **attempt,
     }
     write_json(folder / "result.json", result)

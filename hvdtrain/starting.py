@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import hvdtrain
-from hvdtrain import record
+from hvdtrain import gpus, record
 from hvdtrain.errors import UserError
 from hvdtrain.world import World
 
@@ -29,7 +29,10 @@ def record_start(
     members = gather((place.node, device))
     # A rank may be bound to some cores only: those of a node are the union over its ranks.
     cores = {(node, core) for node, bound in gather((place.node, os.sched_getaffinity(0))) for core in bound}
+    each = gather({"rank": place.rank, "host": place.node, "device": device, **gpus.describe(place.device)})
     folder = record.run_dir()
+    if folder is not None:
+        gpus.Sampler(place.device, place.rank, folder)
     if place.rank != 0 or folder is None:
         return
     models = sorted({model for _, model in members if model != "cpu"})
@@ -46,6 +49,7 @@ def record_start(
             "hosts": list(dict.fromkeys(node for node, _ in members)),
             "gpu_models": models,
             "mixed": len({model for _, model in members}) > 1,
+            "ranks": each,
             "launcher": place.launcher,
             "world_size": place.size,
             "cores": len(cores),

@@ -1,17 +1,19 @@
 #!/bin/bash
-# The digits job on 2 GPUs of one node: sbatch slurm/digits_2gpu.sh [job arguments]
+# The digits job on 2 GPUs: sbatch slurm/digits_2gpu.sh [job arguments]
+# Flags of sbatch win over those below: sbatch --partition=gpu --gpus-per-node=a100:2 --nodes=4 --ntasks-per-node=2 ...
+# DATA_DIR and other variables of your shell reach the job. Written by python -m hvdtrain.submit.published.
 #SBATCH --job-name=digits-2gpu
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --gpus-per-node=2
 #SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
 set -euo pipefail
 # SLURM runs a copy of this script; the folder it was submitted from is where the clone and its environment are.
-cd "${SLURM_SUBMIT_DIR:-$PWD}"
+cd -- "${SLURM_SUBMIT_DIR:-$PWD}"
 if [ -f .venv/bin/activate ]; then
     # shellcheck disable=SC1091
     source .venv/bin/activate
 fi
-export HVDTRAIN_RUN_DIR="${HVDTRAIN_RUN_DIR:-$PWD/runs/slurm/digits-${SLURM_JOB_ID}}"
-export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
-srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python -m hvdtrain.run digits "$@"
+exec python -m hvdtrain.launch.batch digits "$@"

@@ -18,13 +18,14 @@ Command = list[str]
 class Request:
     """What to start: `ranks` times `command`, each with `cpus` cores.
 
-    `nodes` is None inside an allocation that fixes it already (a batch script).
+    `nodes` is None inside an allocation that fixes it already (a batch script). `options` are further words for srun.
     """
 
     ranks: int
     command: Sequence[str]
     cpus: int = 1
     nodes: int | None = None
+    options: Sequence[str] = ()
 
 
 class Launcher(ABC):
@@ -99,7 +100,7 @@ def _srun(request: Request) -> Command:
             raise UserError(f"{request.ranks} ranks do not divide evenly over {request.nodes} nodes")
         # Only this pair fixes the layout: --ntasks alone may put 3 + 1 on two nodes.
         options += [f"--nodes={request.nodes}", f"--ntasks-per-node={request.ranks // request.nodes}"]
-    return ["srun", *options]
+    return ["srun", *options, *request.options]
 
 
 REGISTRY: Mapping[str, Launcher] = {each.name: each for each in (Alone(), Local(), Mpirun(), Gloo(), Pmix())}

@@ -126,7 +126,7 @@ def meet(world: World, framework: str, file: Path, problem: str, timeout: float)
         answer = await_address(file, attempt, patience)
     except TimeoutError as error:
         raise LaunchError(
-            f"rank {world.rank} on {world.node}: {error} within {timeout:g} s ({CONNECT_TIMEOUT_VARIABLE} sets how long)"
+            f"rank {world.rank} on {world.node}: {error} within {timeout:g} s ({CONNECT_TIMEOUT_VARIABLE} sets how long)",
         ) from None
     while answer["state"] == "waiting":
         if time.monotonic() > patience:

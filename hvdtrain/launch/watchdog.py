@@ -19,6 +19,8 @@ from hvdtrain.stop import RESTART
 #: Exit status of a rank that ended only because another one did. The local starter looks for a different one to blame.
 ENDED_BY_ANOTHER = 76
 INTERVAL_SECONDS = 0.5
+#: Beats between two looks at whether a later attempt has begun; the launcher waits longer before it starts ranks.
+_LOOK_EVERY = 4
 #: A file descriptor of the job's own stderr, set by `hvdtrain.run` when it sends a rank's output to a file.
 JOB_STDERR_VARIABLE = "HVDTRAIN_JOB_STDERR"
 
@@ -45,6 +47,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._answered = time.monotonic()
         self._closing = False
+        self._folder = record.run_dir() if record.ATTEMPT_VARIABLE in os.environ else None
         self._thread = threading.Thread(target=self._watch, name="hvdtrain-watchdog", daemon=True)
         self._thread.start()
 
@@ -55,7 +58,12 @@ class Watchdog:
             self._thread.join(timeout=5.0)
 
     def _watch(self) -> None:
+        looks = 0
         while not self._stop.wait(INTERVAL_SECONDS):
+            looks += 1
+            if self._folder is not None and looks % _LOOK_EVERY == 0 and record.superseded(self._folder):
+                # The records belong to the later attempt; a word would only confuse its log.
+                leave(ENDED_BY_ANOTHER)
             verdict = self._supervisor.check() if self._supervisor else None
             verdict = self._beat() or verdict
             if verdict is not None:

@@ -33,16 +33,17 @@ def _submit(argv: Sequence[str]) -> int:
 
     transport = transports.choose(given)
     wanted = request.read(given, transport.name, Path.cwd())
+    wanted, decided = transport.resolve(wanted)
     if wanted.dry_run:
         cells, notes = grid.expand(wanted.grid, wanted.common, transport.shape)
-        _say(notes, sys.stderr)
+        _say([*decided, *notes], sys.stderr)
         _print_scripts(cells, transport, wanted)
         return 0
     grid.expand(wanted.grid, wanted.common, transport.shape)  # mistakes of the request come before those of the machine
     notes = transport.look(wanted)
     cells, more = grid.expand(wanted.grid, wanted.common, transport.shape)
     try:
-        return _run(list(argv), cells, [*more, *notes], transport, wanted)
+        return _run(list(argv), cells, [*decided, *more, *notes], transport, wanted)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -65,12 +66,19 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
             lock = held.enter_context(StudyLock(folder))
             if not (folder / "study.json").exists():
                 undo.callback((folder / NAME).unlink, missing_ok=True)
-            plan = study.plan(cells, study.read_known(folder), folder.name, retry_failed=request.retry_failed)
+            known = transport.review(folder, study.read_known(folder))
+            plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed)
             facts = _facts(argv, request)
             study.create(folder, plan.run, lambda cell: transport.script(cell, request), facts, undo)
+            handed = transport.hand_over(request, plan, undo)
             undo.pop_all()
         _say([*notes, *plan.notes], sys.stdout)
         _announce(plan, folder)
+        for line in handed:
+            print(line, flush=True)
+        if transport.name == "slurm" and not request.wait:
+            _say_what_next(folder)
+            return 0
         try:
             to_the_end = transport.run(request, plan, lock)
         except OSError as error:
@@ -81,7 +89,7 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
                 f"error: stopped: {_cannot_write(error, folder)}; repaired, the same command goes on", file=sys.stderr
             )
             return 1
-    succeeded = _summarize(plan, request, to_the_end)
+    succeeded = _summarize(plan, request, transport, to_the_end)
     if request.then_report and to_the_end:
         succeeded = _report(folder) and succeeded
     return 0 if succeeded and to_the_end else 1
@@ -108,26 +116,41 @@ def _print_scripts(cells: Sequence[Cell], transport: Transport, request: Request
     for cell in cells:
         text = f"#### {cell.name}: {request.cell_folder(cell.name) / 'script.sh'}\n{transport.script(cell, request)}"
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    for heading, text in transport.more_scripts(list(cells), request):
+        sys.stdout.buffer.write(f"#### {heading}\n{text}".encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
 
 
 def _announce(plan: Plan, folder: Path) -> None:
     parts = [f"{len(plan.run)} to run"]
     parts += [f"{len(plan.finished)} finished already"] if plan.finished else []
+    parts += [f"{len(plan.waiting)} in the queue already"] if plan.waiting else []
     parts += [f"{len(plan.failed)} failed before (--retry-failed runs them again)"] if plan.failed else []
     total = len(plan.cells)
     print(f"study {folder}: {total} cell{'' if total == 1 else 's'}: {', '.join(parts)}", flush=True)
 
 
-def _summarize(plan: Plan, request: Request, to_the_end: bool) -> bool:
+def _say_what_next(folder: Path) -> None:
+    """The jobs go on without us."""
+    here = shlex.quote(str(folder))
+    print(
+        f"next: hvdtrain status {here} --watch   (or logs, cancel), then python -m analysis report {here}", flush=True
+    )
+
+
+def _summarize(plan: Plan, request: Request, transport: Transport, to_the_end: bool) -> bool:
     """Print the table and what to type next; whether every cell of the grid has completed."""
     from hvdtrain import record
-    from hvdtrain.submit import status, summary
+    from hvdtrain.submit import summary, view
 
     cells = [record.read_cell(request.cell_folder(cell.name)) for cell in plan.cells]
-    states = [status.state(cell, in_use=False) for cell in cells]
+    if transport.name == "slurm":
+        views = view.look(request.folder, cells).cells
+    else:  # the lock is ours, so nothing runs any more
+        views = [view.CellView(cell, view.recorded(cell, in_use=False)) for cell in cells]
+    states = [each.status for each in views]
     print()
-    summary.print_table([summary.row(cell, state) for cell, state in zip(cells, states, strict=True)])
+    summary.print_table([summary.row(each) for each in views])
     print()
     for name in plan.failed:
         result = record.read_json(request.cell_folder(name) / "result.json") or {}

@@ -15,6 +15,10 @@ from hvdtrain.submit.jobfile import JobFile
 MOST_CELLS = 1000
 
 
+#: Places a number of ranks on a GPU type (None: any).
+Placing = Callable[[int, str | None], Shape]
+
+
 @dataclass(frozen=True)
 class Grid:
     """The values of each axis; an empty axis was not given, and the job's own default applies."""
@@ -25,11 +29,12 @@ class Grid:
     seeds: tuple[int, ...] = ()
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     epochs: int | None = None
+    gpu_types: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """Number of combinations, before those that are the same at one rank are merged."""
-        axes = (self.gpus, self.batch_sizes, self.lr_rules, self.seeds, *self.settings.values())
+        axes = (self.gpus, self.gpu_types, self.batch_sizes, self.lr_rules, self.seeds, *self.settings.values())
         return math.prod(max(1, len(axis)) for axis in axes)
 
 
@@ -45,8 +50,8 @@ class Common:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def expand(grid: Grid, common: Common, shape: Callable[[int], Shape]) -> tuple[list[Cell], list[str]]:
-    """The cells of `grid` in the order of its axes, and notes for the user. `shape` places a number of ranks.
+def expand(grid: Grid, common: Common, shape: Placing) -> tuple[list[Cell], list[str]]:
+    """The cells of `grid` in the order of its axes, and notes for the user. `shape` places them.
 
     Raises:
         UserError: an axis changes nothing, the job does not take it, or there are too many cells.
@@ -105,7 +110,7 @@ def _axes(grid: Grid) -> Iterator[tuple[str, str, tuple[object, ...]]]:
     yield "--seed", "--seeds", grid.seeds[:1]  # the same kind of value throughout, and there may be very many
 
 
-def _combinations(grid: Grid, common: Common, shape: Callable[[int], Shape]) -> Iterator[Cell]:
+def _combinations(grid: Grid, common: Common, shape: Placing) -> Iterator[Cell]:
     job = common.job
     shared = Cell(
         name="",
@@ -121,17 +126,23 @@ def _combinations(grid: Grid, common: Common, shape: Callable[[int], Shape]) -> 
         environment=common.environment,
     )
     settings = [dict(zip(grid.settings, values, strict=True)) for values in itertools.product(*grid.settings.values())]
-    for gpus, batch_size, rule, chosen, seed in itertools.product(
-        grid.gpus, grid.batch_sizes or (None,), grid.lr_rules or (None,), settings, grid.seeds or (None,)
+    for gpu_type, gpus, batch_size, rule, chosen, seed in itertools.product(
+        grid.gpu_types or (None,),
+        grid.gpus,
+        grid.batch_sizes or (None,),
+        grid.lr_rules or (None,),
+        settings,
+        grid.seeds or (None,),
     ):
         given = {"--epochs": grid.epochs, "--batch-size": batch_size, "--lr-rule": rule, "--seed": seed}
         arguments = [text for option, value in given.items() if value is not None for text in (option, str(value))]
         arguments += [text for key, value in chosen.items() for text in _option(f"--{key}", value)]
         yield replace(
             shared,
-            name=cell_name(gpus, batch_size, rule, seed, chosen),
+            name=cell_name(gpus, batch_size, rule, seed, chosen, gpu_type),
             gpus=gpus,
-            shape=shape(gpus),
+            gpu_type=gpu_type,
+            shape=shape(gpus, gpu_type),
             batch_size=batch_size if batch_size is not None else job.default("--batch-size"),
             lr_rule=rule if rule is not None else job.default("--lr-rule"),
             seed=seed if seed is not None else job.default("--seed"),

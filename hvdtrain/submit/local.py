@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 from hvdtrain import machine, record
 from hvdtrain.errors import UserError
@@ -17,7 +20,7 @@ from hvdtrain.submit.options import SLURM_ONLY
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.script import render_local
 from hvdtrain.submit.stop import Stop
-from hvdtrain.submit.study import Plan, write_cell
+from hvdtrain.submit.study import Known, Plan, write_cell
 
 
 class Local:
@@ -27,7 +30,12 @@ class Local:
 
     def __init__(self, given: argparse.Namespace) -> None:
         _refuse(given)
+        self._auto = given.cluster == "auto"
         self._gpus = 0
+
+    def resolve(self, request: Request) -> tuple[Request, list[str]]:
+        """Nothing here depends on a site."""
+        return request, []
 
     def look(self, request: Request) -> list[str]:
         """Find out what this machine has; notes for the user.
@@ -41,11 +49,11 @@ class Local:
             raise UserError(
                 "--launcher mpirun: there is no mpirun on the PATH; leave --launcher out to start ranks without it"
             )
-        if shutil.which("sbatch"):
-            notes.append("this machine has SLURM (sbatch); the cells run here all the same, not as SLURM jobs")
+        if self._auto and shutil.which("sbatch"):
+            notes.append("this machine has sbatch, but no SLURM cluster answers it: the cells run here")
         return notes
 
-    def shape(self, gpus: int) -> Shape:
+    def shape(self, gpus: int, gpu_type: str | None = None) -> Shape:
         """All ranks on this machine."""
         return Shape(nodes=1, tasks_per_node=gpus, gpus_per_node=gpus if self._gpus else 0)
 
@@ -58,6 +66,18 @@ class Local:
             python=sys.executable,
             stall_timeout=request.stall_timeout,
         )
+
+    def more_scripts(self, cells: list[Cell], request: Request) -> list[tuple[str, str]]:
+        """There are none."""
+        return []
+
+    def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
+        """The records say everything."""
+        return known
+
+    def hand_over(self, request: Request, plan: Plan, undo: contextlib.ExitStack) -> list[str]:
+        """Nothing: this process runs the cells itself."""
+        return []
 
     def run(self, request: Request, plan: Plan, lock: StudyLock) -> bool:
         """Run the cells of `plan` in order; False when the user stopped it before the end."""

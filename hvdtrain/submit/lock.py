@@ -42,6 +42,10 @@ class StudyLock:
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, json.dumps(facts).encode(), 0)
 
+    def release(self) -> None:
+        """Let others work on the study, before this process is done with it."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Let go. A cell that inherited the descriptor keeps the lock."""
         os.close(self.descriptor)

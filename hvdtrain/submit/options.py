@@ -20,6 +20,7 @@ SLURM_ONLY: dict[str, tuple[str, str]] = {
     "--container": ("IMAGE", "container image to run in"),
     "--site": ("FILE", "site profile: what is particular to a cluster"),
     "--max-parallel": ("N", "cells that may run at the same time"),
+    "--max-gpu-hours": ("HOURS", "refuse a grid that could use more, by its --time"),
 }
 CLUSTERS = ("auto", "local", "slurm")
 LAUNCHERS = ("auto", "gloo", "pmix", "mpirun")
@@ -134,5 +135,5 @@ def _run_options(group: argparse._ArgumentGroup) -> None:
         "--stall-timeout", metavar="SECONDS", help="end a cell in which no rank makes progress for so long"
     )
     group.add_argument(
-        "--wait", action="store_true", help="return when all cells have ended; on one machine it is always so"
+        "--wait", action="store_true", help="on SLURM: return when all cells have ended; here it is always so"
     )

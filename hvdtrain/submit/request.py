@@ -29,6 +29,7 @@ class Request:
     retry_failed: bool
     dry_run: bool
     then_report: bool
+    wait: bool
 
     def cell_folder(self, name: str) -> Path:
         """The run folder of one cell."""
@@ -51,6 +52,7 @@ def read(given: argparse.Namespace, cluster: str, directory: Path) -> Request:
     job = jobfile.read(paths.find_job(given.job if given.job is not None else defaults.get("job", "digits")))
     grid = Grid(
         gpus=values.counts("--gpus", gpus),
+        gpu_types=() if given.gpu_type is None else values.names("--gpu-type", given.gpu_type),
         batch_sizes=() if given.batch_size is None else values.counts("--batch-size", given.batch_size),
         lr_rules=() if given.lr_rule is None else _rules(given.lr_rule, job),
         seeds=() if given.seeds is None else values.seeds(given.seeds),
@@ -76,6 +78,7 @@ def read(given: argparse.Namespace, cluster: str, directory: Path) -> Request:
         retry_failed=given.retry_failed,
         dry_run=given.dry_run,
         then_report=given.then_report,
+        wait=given.wait,
     )
 
 
@@ -91,7 +94,8 @@ def read_settings_file(path: Path) -> dict[str, str]:
         return {}
     except OSError as error:
         raise UserError(f"{path.name} cannot be read: {error.strerror}") from error
-    found = _toml(path, content)
+    # Its [site] table is a site profile's, read where there is a site.
+    found = {key: value for key, value in _toml(path, content).items() if key != "site"}
     result = {}
     for key, value in found.items():
         if key not in _SETTINGS:

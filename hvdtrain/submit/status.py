@@ -1,15 +1,21 @@
-"""`hvdtrain status STUDY`: how far every cell is, read from the run folders alone."""
+"""`hvdtrain status STUDY`: how far every cell is, from any shell: the run folders, and SLURM's queue."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
-from hvdtrain.submit import lock, summary
+from hvdtrain.submit import summary
+from hvdtrain.submit.states import LIVE
+from hvdtrain.submit.view import look
+
+_WATCH_SECONDS = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,20 +27,47 @@ def _status(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="hvdtrain status", description="How far every cell of a study is.")
     parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name below runs/")
     parser.add_argument("--json", action="store_true", help="as a JSON list on standard output")
+    parser.add_argument("--watch", action="store_true", help="again and again, until all cells have ended")
     given = parser.parse_args(argv)
     folder = find_study(given.study)
-    try:
-        cells = record.read_study(folder)
-    except ValueError as error:
-        raise UserError(f"a record in the study {folder} is damaged: {error}") from error
-    in_use = lock.in_use(folder)
-    rows = [summary.row(cell, state(cell, in_use)) for cell in cells]
+    if not given.watch:
+        _show(folder, given.json)
+        return 0
+    while True:
+        if sys.stdout.isatty():
+            print("\033[H\033[2J", end="")
+        print(time.strftime("%H:%M:%S"), flush=True)
+        if not _show(folder, given.json):
+            return 0
+        time.sleep(_WATCH_SECONDS)
+
+
+def _show(folder: Path, as_json: bool) -> bool:
+    """Print the study's state; whether anything in it may still change."""
+    view = look(folder, read_study(folder))
+    for note in view.notes:
+        print(f"note: {note}", file=sys.stderr)
+    rows = [summary.row(cell) for cell in view.cells]
     rows.sort(key=lambda row: [int(part) if part.isdigit() else part for part in _pieces(str(row["cell"]))])
-    if given.json:
-        print(json.dumps(rows, indent=1))
+    if as_json:
+        print(json.dumps(rows, indent=1), flush=True)
     else:
         summary.print_table(rows)
-    return 0
+        summary.print_reasons(rows)
+        summary.print_hours(rows)
+    return any(row["status"] in LIVE for row in rows)
+
+
+def read_study(folder: Path) -> list[record.CellRecord]:
+    """All cells of a study.
+
+    Raises:
+        UserError: a record is damaged.
+    """
+    try:
+        return record.read_study(folder)
+    except ValueError as error:
+        raise UserError(f"a record in the study {folder} is damaged: {error}") from error
 
 
 def find_study(text: str) -> Path:
@@ -49,16 +82,6 @@ def find_study(text: str) -> Path:
     there = sorted(path.parent.name for path in Path("runs").glob("*/study.json"))
     known = f"; studies in runs: {', '.join(there)}" if there else "; there are no studies in runs"
     raise UserError(f'there is no study "{text}" (a folder with a study.json){known}{nearest(text, there)}')
-
-
-def state(cell: record.CellRecord, in_use: bool) -> str:
-    """`pending`, `running`, `interrupted`, or how the cell ended. `in_use`: whether a submit works on the study."""
-    if cell.result is not None:
-        return str(cell.result["status"])
-    if cell.running is None:
-        return "pending"
-    # A local cell ends with its submit, and a power cut removes no file. Only the scheduler knows of others.
-    return "running" if in_use or cell.cell.get("cluster") != "local" else "interrupted"
 
 
 def _pieces(name: str) -> list[str]:

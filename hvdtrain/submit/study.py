@@ -14,9 +14,10 @@ from hvdtrain import record
 from hvdtrain.errors import UserError
 from hvdtrain.submit import lock
 from hvdtrain.submit.cell import Cell, differences, fingerprint
+from hvdtrain.submit.states import LIVE
 
 #: Ended without anybody's fault: run again when asked for again.
-INTERRUPTED = ("cancelled", "preempted")
+INTERRUPTED = ("cancelled", "preempted", "not submitted")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a grid runs now, and what does not: `finished` already, or `failed` before and left alone.
+    """What of a grid runs now, and what does not: `finished` already, `failed` before and left alone, or
+    `waiting`: in a queue or running.
 
     `cells` is the whole grid in its order, under the names that the study has for it.
     """
@@ -38,6 +40,7 @@ class Plan:
     run: tuple[Cell, ...]
     finished: tuple[str, ...]
     failed: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -67,16 +70,18 @@ def plan(cells: Sequence[Cell], known: Mapping[str, Known], study: str, *, retry
             f'the study "{study}" already has a cell {name} with another configuration: {"; ".join(changes)}{more}. '
             f"Nothing was changed. Give this grid a study of its own: --study {study}-2"
         )
-    run, finished, failed = [], [], []
+    run, finished, failed, waiting = [], [], [], []
     for cell in named:
         status = known[cell.name].status if cell.name in known else None
         if status == "completed":
             finished.append(cell.name)
+        elif status in LIVE:
+            waiting.append(cell.name)
         elif status is None or status in INTERRUPTED or retry_failed:
             run.append(cell)
         else:
             failed.append(cell.name)
-    return Plan(tuple(named), tuple(run), tuple(finished), tuple(failed), tuple(notes))
+    return Plan(tuple(named), tuple(run), tuple(finished), tuple(failed), tuple(waiting), tuple(notes))
 
 
 def read_known(folder: Path) -> dict[str, Known]:
@@ -130,6 +135,13 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _restore(file: Path, before: bytes | None) -> None:
+    if before is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(before)
+
+
 def create(
     folder: Path,
     cells: Sequence[Cell],
@@ -137,12 +149,14 @@ def create(
     request: Mapping[str, Any],
     undo: contextlib.ExitStack,
 ) -> None:
-    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back the cells."""
+    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back both."""
     for cell in cells:
         where = folder / cell.name
         if not (where / "cell.json").exists():
             undo.callback(shutil.rmtree, where, ignore_errors=True)
             write_cell(where, cell, script(cell))
+    before = (folder / "study.json").read_bytes() if (folder / "study.json").exists() else None
+    undo.callback(_restore, folder / "study.json", before)
     study = record.read_json(folder / "study.json") or {
         "study": folder.name,
         "created": request["created"],

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.record import CellRecord
 from hvdtrain.submit.attempt import tail
+from hvdtrain.submit.view import CellView
 
 _LOG_LINES = 15
 #: On a pipe nobody knows the width; wide enough that no cell of a table is broken.
@@ -24,20 +24,25 @@ def failure(folder: Path) -> str:
     return f"  log: {path}; its last lines:{shown}"
 
 
-def row(cell: CellRecord, status: str) -> dict[str, Any]:
+def row(view: CellView) -> dict[str, Any]:
     """One line of the table. Times and rates are medians over the finished epochs."""
-    total = cell.cell.get("epochs")
-    epochs = len(cell.epochs)
-    return {
-        "cell": cell.folder.name,
-        "status": status,
-        "epochs": epochs,
-        "epochs_total": total,
+    cell = view.record
+    found = {
+        "cell": view.name,
+        "status": view.status,
+        "epochs": len(cell.epochs),
+        "epochs_total": cell.cell.get("epochs"),
         "seconds_per_epoch": _median(epoch.seconds for epoch in cell.epochs),
         "samples_per_second": _median(epoch.samples_per_second for epoch in cell.epochs),
         "val_acc": cell.epochs[-1].val_acc if cell.epochs else None,
-        "reason": (cell.result or {}).get("reason") or "",
+        "reason": view.why or (cell.result or {}).get("reason") or "",
     }
+    if view.job is not None:
+        found |= {"job": view.job, "nodes": view.nodes, "elapsed": view.elapsed, "start": view.start}
+    if view.spent is not None:
+        spent = view.spent
+        found |= {"gpu_hours": spent.gpu_hours, "gpu_hours_estimated": spent.estimated, "joules": spent.joules}
+    return found
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -48,6 +53,9 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("cell", "status"):
         table.add_column(heading, overflow="fold")
+    jobs = any("job" in entry for entry in rows)
+    if jobs:
+        table.add_column("job", no_wrap=True)
     for heading in ("epochs", "s/epoch", "samples/s", "val_acc"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in rows:
@@ -55,6 +63,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         table.add_row(
             entry["cell"],
             entry["status"],
+            *([entry.get("job", "")] if jobs else []),
             f"{entry['epochs']}{total}",
             _number(entry["seconds_per_epoch"], ".3g"),
             _number(entry["samples_per_second"], ",.0f"),
@@ -62,6 +71,31 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
     width = None if sys.stdout.isatty() else _PIPE_COLUMNS
     Console(width=width, markup=False, highlight=False).print(table)
+
+
+def print_reasons(rows: Sequence[dict[str, Any]]) -> None:
+    """Why cells wait or did not succeed, each reason once with the cells that have it."""
+    reasons: dict[str, list[str]] = {}
+    for entry in rows:
+        if entry["reason"] and entry["status"] != "completed":
+            reasons.setdefault(f"{entry['status']}: {entry['reason']}", []).append(entry["cell"])
+    if reasons:
+        print()
+    for reason, cells in reasons.items():
+        several = ", ".join(cells) if len(cells) <= 3 else f"{cells[0]}, {cells[1]} and {len(cells) - 2} more"
+        print(f"{several} {reason}")
+
+
+def print_hours(rows: Sequence[dict[str, Any]]) -> None:
+    """What the study has cost so far, where it ran on SLURM."""
+    spent = [entry for entry in rows if "gpu_hours" in entry]
+    if not spent:
+        return
+    guessed = any(entry["gpu_hours_estimated"] and entry["gpu_hours"] for entry in spent)
+    source = "estimated from wall clock times GPUs" if guessed else "from accounting"
+    joules = [entry["joules"] for entry in spent if entry["joules"] is not None]
+    energy = f", {sum(joules) / 3.6e6:.3g} kWh" if joules else ""
+    print(f"\nGPU-hours of all attempts: {sum(entry['gpu_hours'] for entry in spent):.3g} ({source}){energy}")
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -48,6 +48,11 @@ def rules(text: str, legal: Sequence[str]) -> tuple[str, ...]:
     return words("--lr-rule", text, legal)
 
 
+def names(option: str, text: str) -> tuple[str, ...]:
+    """Distinct names, separated by commas; who knows them checks them."""
+    return _distinct(option, text, text.split(","), lambda entry: entry or None, "names separated by commas")
+
+
 def words(option: str, text: str, legal: Sequence[str]) -> tuple[str, ...]:
     """Distinct words out of `legal`, separated by commas."""
     return _distinct(
@@ -75,6 +80,17 @@ def seconds(option: str, text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise UserError(f'{option} "{text}": legal is a positive number of seconds, such as 600')
+    return value
+
+
+def positive(option: str, text: str, unit: str) -> float:
+    """A positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UserError(f'{option} "{text}": legal is a positive number of {unit}, such as 10')
     return value
 
 

@@ -68,6 +68,21 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds a requeued job waits (default %(default)s; Slurm's own: 120)",
     )
     start.add_argument(
+        "--node-timeout",
+        type=int,
+        default=60,
+        metavar="S",
+        help="seconds until a node whose daemon is gone counts as down (default %(default)s; Slurm's own: 300)",
+    )
+    start.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="further line of slurm.conf, such as MaxArraySize=5; may be repeated",
+    )
+    start.add_argument(
         "--timeout", type=float, default=60, metavar="S", help="give up after S seconds (default %(default)s)"
     )
     parser = argparse.ArgumentParser(
@@ -101,6 +116,8 @@ def _options(parsed: argparse.Namespace) -> cluster.Options:
         accounting=values.get("accounting", False),
         link=values.get("link"),
         requeue_delay=values.get("requeue_delay", 20),
+        node_timeout=values.get("node_timeout", 60),
+        settings=tuple(values.get("settings", ())),
         owner_pid=values.get("owner_pid"),
         patience=values.get("timeout", 60.0),
     )

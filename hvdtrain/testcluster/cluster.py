@@ -20,6 +20,7 @@ from hvdtrain.testcluster.plan import (
     check_directory,
     check_link,
     check_name,
+    check_settings,
     choose_network,
     default_directory,
     make_plan,
@@ -42,6 +43,8 @@ class Options:
     accounting: bool = False
     link: str | None = None
     requeue_delay: int = 20
+    node_timeout: int = 60
+    settings: tuple[str, ...] = ()
     owner_pid: int | None = None
     patience: float = 60
 
@@ -178,6 +181,8 @@ def _plan(options: Options, mode: Mode) -> state.State:
         link=options.link,
         accounting=options.accounting,
         requeue_delay=options.requeue_delay,
+        node_timeout=options.node_timeout,
+        settings=check_settings(options.settings),
     )
     if mode == "namespaces" and (found := network.existing(plan)):
         raise RequestError(

@@ -7,6 +7,9 @@ import shlex
 
 from hvdtrain.testcluster.plan import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB, Plan
 
+#: How long a job of the `preempt` partition may go on once it has been told to go.
+GRACE_SECONDS = 10
+
 
 def gpu_types(plan: Plan) -> list[str]:
     """The types of GPU in the cluster, each once."""
@@ -48,6 +51,7 @@ def slurm_conf(plan: Plan) -> str:
         "SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=100000",
         "ReturnToService=2",
         "KillWait=5",
+        f"SlurmdTimeout={plan.node_timeout}",
         "MailProg=/bin/true",
     ]
     if plan.mode == "namespaces":
@@ -84,10 +88,11 @@ def slurm_conf(plan: Plan) -> str:
         members = ",".join(node.name for node in plan.nodes if node.gpu_type == gpu)
         lines.append(f"PartitionName={gpu} Nodes={members} {usual}")
     lines += [
-        f"PartitionName=preempt Nodes={every} {times} PriorityTier=1 PreemptMode=REQUEUE",
+        f"PartitionName=preempt Nodes={every} {times} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_SECONDS}",
         f"PartitionName=short Nodes={every} MaxTime=00:01:00 PriorityTier=10 PreemptMode=OFF",
     ]
-    return "\n".join(lines) + "\n"
+    keys = tuple(text.split("=")[0] + "=" for text in plan.settings)
+    return "\n".join([*(line for line in lines if not line.startswith(keys or "?")), *plan.settings]) + "\n"
 
 
 def gres_conf(plan: Plan) -> str:
@@ -152,7 +157,13 @@ def nsswitch_conf(machine: str, *, on_node: bool) -> str:
 
 def client_environment(plan: Plan) -> dict[str, str]:
     """The variables that make srun, sbatch, squeue... talk to this cluster."""
-    return {"SLURM_CONF": str(plan.slurm_conf), "HVDTRAIN_TESTCLUSTER": str(plan.directory)}
+    return {
+        "SLURM_CONF": str(plan.slurm_conf),
+        "HVDTRAIN_TESTCLUSTER": str(plan.directory),
+        # All nodes share this machine's cores: ranks of Open MPI that wait must let others work, and threads only hinder.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def env_sh(plan: Plan) -> str:

@@ -57,6 +57,8 @@ class Plan:
     link: str | None = None
     accounting: bool = False
     requeue_delay: int = 20
+    node_timeout: int = 60
+    settings: tuple[str, ...] = ()
     database_port: int = 0
     accounting_port: int = 0
 
@@ -90,6 +92,7 @@ class Plan:
     def from_json(values: Mapping[str, Any]) -> Plan:
         """The inverse of `as_json`."""
         nodes = tuple(Node(**node) for node in values["nodes"])
+        values = {**values, "settings": tuple(values.get("settings", ()))}
         return Plan(**{**values, "directory": Path(values["directory"]), "nodes": nodes})
 
 
@@ -117,6 +120,14 @@ def check_directory(directory: Path) -> Path:
             f" e.g. --dir {default_directory(DEFAULT_NAME)}"
         )
     return directory
+
+
+def check_settings(settings: Iterable[str]) -> tuple[str, ...]:
+    """Return `settings` when each is a line `Key=value` of slurm.conf, else raise RequestError."""
+    for text in settings:
+        if not re.fullmatch(r"[A-Za-z]+=[^\n]+", text):
+            raise RequestError(f"--set {text!r}: give a line of slurm.conf such as MaxArraySize=5")
+    return tuple(settings)
 
 
 def check_link(link: str | None) -> str | None:
@@ -163,6 +174,8 @@ def make_plan(
     link: str | None = None,
     accounting: bool = False,
     requeue_delay: int = 20,
+    node_timeout: int = 60,
+    settings: tuple[str, ...] = (),
 ) -> Plan:
     """Put addresses and ports to names. `network` is None in one-host mode, where everything is on loopback."""
     names = node_names(name)
@@ -186,6 +199,8 @@ def make_plan(
         link=link,
         accounting=accounting,
         requeue_delay=requeue_delay,
+        node_timeout=node_timeout,
+        settings=settings,
         accounting_port=ports[1],
         database_port=ports[2],
     )

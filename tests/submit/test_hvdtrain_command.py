@@ -108,6 +108,8 @@ def test_status_of_a_study_in_use(study: Path, capsys: pytest.CaptureFixture[str
         ["n4", "running", "1/10", "2", "-", "0.900"],
         ["n8", "failed", "1/10", "2", "-", "0.900"],
         ["n16", "completed", "1/10", "2", "-", "0.900"],
+        [""],
+        ["n8", "failed:", "it", "broke"],
     ]
 
 

@@ -30,7 +30,7 @@ COMMON = Common(study="toy", job=JOB, launcher="auto", cluster="local")
 
 
 def cells(grid: Grid, common: Common = COMMON) -> list[Cell]:
-    return expand(grid, common, lambda gpus: Shape(1, gpus, 0))[0]
+    return expand(grid, common, lambda gpus, gpu_type: Shape(1, gpus, 0))[0]
 
 
 def names(grid: Grid) -> list[str]:
@@ -63,7 +63,9 @@ def test_arguments_come_in_order_with_those_after_the_dashes_last() -> None:
 
 
 def test_rules_at_one_rank_are_one_cell_and_it_is_said_once() -> None:
-    found, notes = expand(Grid((1, 2), lr_rules=("linear", "sqrt"), seeds=(0, 1)), COMMON, lambda n: Shape(1, n, 0))
+    found, notes = expand(
+        Grid((1, 2), lr_rules=("linear", "sqrt"), seeds=(0, 1)), COMMON, lambda n, gpu_type: Shape(1, n, 0)
+    )
     assert [cell.name for cell in found] == [
         "n1-s0", "n1-s1", "n2-linear-s0", "n2-linear-s1", "n2-sqrt-s0", "n2-sqrt-s1",
     ]  # fmt: skip
@@ -71,7 +73,7 @@ def test_rules_at_one_rank_are_one_cell_and_it_is_said_once() -> None:
 
 
 def test_one_rule_needs_no_note() -> None:
-    assert expand(Grid((1, 2), lr_rules=("linear",)), COMMON, lambda n: Shape(1, n, 0))[1] == []
+    assert expand(Grid((1, 2), lr_rules=("linear",)), COMMON, lambda n, gpu_type: Shape(1, n, 0))[1] == []
 
 
 @pytest.mark.parametrize(

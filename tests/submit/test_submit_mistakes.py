@@ -48,7 +48,7 @@ MISTAKES = [
     (["--gpus", "2", "--study", "a/b"], "legal is the name of one folder"),
     (["--gpus", "2", "--out", ""], "legal is the folder"),
     (["--gpus", "2", "--cluster", "slurn"], 'did you mean "slurm"?'),
-    (["--gpus", "2", "--cluster", "slurm"], "not part of this version yet"),
+    (["--gpus", "2", "--cluster", "slurm", "--launcher", "mpirun"], "under SLURM ranks are started by srun"),
     (["--gpus", "2", "--launcher", "mpi"], "legal is auto, gloo, pmix, mpirun"),
     (["--gpus", "2", "--launcher", "pmix"], "only under srun"),
     (["--gpus", "2", "--stall-timeout", "soon"], "legal is a positive number of seconds"),

@@ -1,0 +1,9 @@
+"""`python -m hvdtrain.doctor`."""
+
+from __future__ import annotations
+
+import sys
+
+from hvdtrain.doctor.cli import main
+
+sys.exit(main())

@@ -1,0 +1,140 @@
+"""The truth about GPUs, from NVIDIA's management library: model, driver, clock, and what they do while training."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hvdtrain import machine, record
+
+#: Between two samples. Utilisation is itself a mean over up to a second.
+_SAMPLE_SECONDS = 5.0
+#: Between two writings; a killed rank loses no more than so much.
+_WRITE_SECONDS = 30.0
+FOLDER = "gpus"
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Driver, clock (MHz) and UUID of a rank's GPU; empty for the CPU, and where the library is missing.
+
+    Args:
+        device: `World.device`: "cpu" or "cuda:i", counted among the visible ones.
+    """
+    found = _handle(device)
+    if found is None:
+        return {}
+    nvml, handle = found
+    return {
+        "gpu": _text(nvml.nvmlDeviceGetName(handle)),
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "clock_mhz": _quietly(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "power_limit_w": _watts(_quietly(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
+    }
+
+
+class Sampler:
+    """Samples one rank's GPU in a thread, to `gpus/rank-<r>.json` in the run folder.
+
+    Means of utilisation (percent) and power (W) over the samples, most memory used (MB), energy (J) since the start.
+    """
+
+    def __init__(self, device: str, rank: int, folder: Path) -> None:
+        self._found = _handle(device)
+        self._path = folder / FOLDER / f"rank-{rank}.json"
+        self._stop = threading.Event()
+        self._samples = 0
+        self._sums = {"utilisation": 0.0, "power_w": 0.0, "clock_mhz": 0.0}
+        self._memory = 0.0
+        self._rank = rank
+        self._path.unlink(missing_ok=True)  # of an earlier attempt
+        if self._found is None:
+            return
+        self._energy = self._joules()
+        threading.Thread(target=self._run, name="hvdtrain-gpu-sampler", daemon=True).start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Sample a last time and write."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._sample()
+            self._write()
+
+    def _run(self) -> None:
+        written = time.monotonic()
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            self._sample()
+            if time.monotonic() - written > _WRITE_SECONDS or self._samples == 1:
+                self._write()
+                written = time.monotonic()
+
+    def _sample(self) -> None:
+        assert self._found is not None
+        nvml, handle = self._found
+        try:
+            self._sums["utilisation"] += nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            self._sums["power_w"] += nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+            self._sums["clock_mhz"] += nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+            self._memory = max(self._memory, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
+            self._samples += 1
+        except nvml.NVMLError:
+            return  # a GPU that has fallen off the bus ends the training elsewhere, with a better message
+
+    def _write(self) -> None:
+        if not self._samples:
+            return
+        now = self._joules()
+        joules = None if now is None or self._energy is None else now - self._energy
+        means = {name: total / self._samples for name, total in self._sums.items()}
+        facts = {"rank": self._rank, "samples": self._samples, **means, "memory_mb": self._memory, "energy_j": joules}
+        with contextlib.suppress(OSError):  # a full disk must not end a training for the sake of statistics
+            record.write_json(self._path, facts)
+
+    def _joules(self) -> float | None:
+        assert self._found is not None
+        nvml, handle = self._found
+        value = _quietly(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return None if value is None else value / 1000
+
+
+def _handle(device: str) -> tuple[ModuleType, Any] | None:
+    """NVML and its handle of the device; None without a GPU, a driver or the library."""
+    if not device.startswith("cuda"):
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        # NVML counts all GPUs of the node, CUDA only the visible ones.
+        names = machine.visible_gpus(os.environ)
+        name = names[int(device.partition(":")[2] or 0)]
+        if name.isdigit():
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
+    except (pynvml.NVMLError, IndexError, ValueError):
+        return None
+
+
+def _quietly(nvml: ModuleType, ask: Any) -> Any:
+    """What a GPU does not support is None."""
+    try:
+        return ask()
+    except nvml.NVMLError:
+        return None
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

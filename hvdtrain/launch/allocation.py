@@ -1,0 +1,127 @@
+"""What SLURM says of the job that this process is in."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdtrain.errors import UserError
+from hvdtrain.site import commands
+from hvdtrain.site.detect import parse_gres
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One job. Times are seconds since 1970; None where there is no limit, or SLURM did not say."""
+
+    job: str
+    state: str = ""
+    name: str = ""
+    nodes: str = ""
+    end: float | None = None
+    limit: float | None = None
+    restarts: int = 0
+    may_requeue: bool = False
+    gpus: Mapping[str, int] | None = None
+    partition: str = ""
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The types of GPU that the job was given; empty when SLURM names none."""
+        return sorted(name for name in self.gpus or {} if name)
+
+
+def ask(job: str) -> Allocation:
+    """The job `job` as the controller sees it.
+
+    Raises:
+        SlurmError: the controller does not answer.
+    """
+    return parse(job, commands.call(["scontrol", "show", "job", "--details", job]))
+
+
+def here() -> Allocation:
+    """The job around this process. A controller that is down must not end a training: then little is known.
+
+    Raises:
+        UserError: there is no job around this process.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        raise UserError(
+            "this is for batch scripts: submit it with sbatch (python -m hvdtrain.launch starts ranks elsewhere)"
+        )
+    try:
+        return ask(job)
+    except commands.SlurmError as error:
+        print(f"warning: {error}\nwarning: so the time limit of this job is not known here", file=sys.stderr)
+        return Allocation(job, "RUNNING", restarts=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+
+
+def parse(job: str, text: str) -> Allocation:
+    """From the text of `scontrol show job --details`.
+
+    >>> parse("7", "JobId=7 JobName=x\\n JobState=RUNNING Requeue=1\\n Nodes=a CPU_IDs=0 Mem=1 GRES=gpu:t4:2(IDX:0-1)").gpus
+    {'t4': 2}
+    """
+
+    def value(key: str) -> str:
+        match = re.search(rf"(?:^|\s){key}=(\S*)", text)
+        return match[1] if match and match[1] not in ("Unknown", "N/A", "(null)", "None") else ""
+
+    gpus: dict[str, int] = {}
+    for nodes, gres in re.findall(r"^\s+Nodes=(\S+) .*?GRES=(\S*)", text, re.MULTILINE):
+        for name, count in parse_gres(gres).items():
+            gpus[name] = gpus.get(name, 0) + count * _hosts(nodes)
+    return Allocation(
+        job=job,
+        state=value("JobState"),
+        name=value("JobName"),
+        nodes=value("NodeList"),
+        end=_moment(value("EndTime")),
+        limit=_seconds(value("TimeLimit")),
+        restarts=int(value("Restarts") or 0),
+        may_requeue=value("Requeue") == "1",
+        gpus=gpus,
+        partition=value("Partition"),
+    )
+
+
+def ranks() -> int:
+    """How many tasks the allocation is for.
+
+    Raises:
+        UserError: the variables do not say.
+    """
+    environ = os.environ
+    if tasks := environ.get("SLURM_NTASKS"):
+        return int(tasks)
+    each = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    if not each.isdigit():
+        raise UserError(f"SLURM_NTASKS_PER_NODE={each}: give sbatch a plain number, such as --ntasks-per-node=4")
+    return int(environ.get("SLURM_JOB_NUM_NODES") or 1) * int(each)
+
+
+def _hosts(text: str) -> int:
+    from hvdtrain.world import expand_hostlist
+
+    return len(expand_hostlist(text))
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _seconds(text: str) -> float | None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds

@@ -1,0 +1,263 @@
+"""`python -m hvdtrain.launch.batch JOB ...`: what a batch script runs, in place of srun itself.
+
+Starts the ranks by srun, tells them in time before the job ends, records how the attempt ended, and has SLURM start the job
+again where that is wanted. The checkpoints that the ranks write make the next start go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hvdtrain import record
+from hvdtrain.errors import UserError, nearest, run_cli
+from hvdtrain.launch import allocation, ending
+from hvdtrain.launch.choice import choose
+from hvdtrain.launch.launchers import REGISTRY, Request
+from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
+from hvdtrain.paths import find_job
+from hvdtrain.site import commands
+
+#: After asking for a requeue SLURM ends this script; if it has not by then, it never will.
+_REQUEUE_SECONDS = 60.0
+#: Longer than ranks take to notice that another attempt has begun.
+_FENCE_SECONDS = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status of the batch script."""
+    return run_cli(_main, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hvdtrain.launch.batch",
+        description="Run a job as the ranks of the SLURM allocation around this batch script.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--run-dir", type=Path, help=f"folder for the records (default: ${record.RUN_DIR_VARIABLE})")
+    parser.add_argument("--launcher", default="auto", help="auto, gloo or pmix")
+    parser.add_argument("--pmix", default="pmix", help="name of SLURM's PMIx plugin")
+    parser.add_argument("--cpus-per-task", type=int, help="cores of each rank (default: what sbatch was given)")
+    parser.add_argument("--srun", action="append", default=[], metavar="OPTION", help="further option for srun")
+    parser.add_argument("--inside", action="append", default=[], metavar="WORD", help="word before the rank's python")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the ranks")
+    parser.add_argument("--job-name", help="name for this task of a job array")
+    parser.add_argument("--warning", type=float, default=120.0, help="seconds before the end that ranks are told")
+    parser.add_argument("--requeue-on", default="preempted,timeout", help="which ends start the job again; empty: none")
+    parser.add_argument("--retries", type=int, default=1, help="further starts after an accident")
+    parser.add_argument("--stall-timeout", type=float, help="seconds without progress of any rank that end the attempt")
+    parser.add_argument("job", help="name of a job, or a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")
+    return parser
+
+
+def _main(argv: Sequence[str]) -> int:
+    given = _parser().parse_args(list(argv))
+    return Batch(given).run()
+
+
+class Batch:
+    """One attempt of one batch job."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        os.environ.pop(record.ATTEMPT_VARIABLE, None)  # of a job around this one
+        self.job = allocation.here()
+        self.ranks = allocation.ranks()
+        self.launcher, why = choose(given.launcher)
+        if self.launcher not in ("gloo", "pmix"):
+            legal = ("auto", "gloo", "pmix")
+            raise UserError(
+                f'--launcher "{self.launcher}": in a batch script legal are {", ".join(legal)}{nearest(self.launcher, legal)}',
+            )
+        self.why = why
+        self.path = given.job if given.inside else str(find_job(given.job))
+        wanted = given.run_dir or record.run_dir() or Path("runs/slurm") / f"{Path(given.job).stem}-{self.job.job}"
+        self.folder: Path = wanted.absolute()
+        self.warning = ending.warning_seconds(given.warning, self.job.limit)
+        self.policy = ending.Policy(tuple(word for word in given.requeue_on.split(",") if word), given.retries)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.began = time.time()
+        self.attempt = f"{self.job.job}-{self.job.restarts}-{self.began:.3f}"
+
+    def run(self) -> int:
+        """Run the attempt to its end; the exit status."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "log").mkdir(exist_ok=True)
+        silent = _close_earlier(self.folder)
+        record.set_aside(self.folder)
+        self._name()
+        self._mark()
+        record.write_json(self.folder / "slurm.json", {"attempt": self.attempt, **self._facts()})
+        if silent:  # its node may only have lost the controller: give its ranks the time to see our file, and go
+            time.sleep(_FENCE_SECONDS)
+        status = self._start()
+        return self._end(status)
+
+    def left(self) -> float | None:
+        """Seconds until the time limit."""
+        return None if self.job.end is None else self.job.end - time.time()
+
+    # --- the beginning ---
+
+    def _name(self) -> None:
+        """Tasks of an array share a name until they start; from then on squeue shows the cell."""
+        if self.given.job_name and self.job.name != self.given.job_name:
+            try:
+                commands.call(["scontrol", "update", f"JobId={self.job.job}", f"JobName={self.given.job_name}"])
+            except commands.SlurmError as error:
+                print(f"warning: the job keeps its array's name: {error}", file=sys.stderr)
+
+    def _mark(self) -> None:
+        attempt = 1 + record.restart_count_of(self.folder)
+        plural = "s" if self.ranks > 1 else ""
+        restart = f", restart {self.job.restarts}" if self.job.restarts else ""
+        print(
+            f"=== {self.folder.name}: attempt {attempt}, SLURM job {self.job.job}{restart}, {self.ranks} rank{plural} on "
+            f"{self.job.nodes or 'unknown nodes'}, {time.strftime('%Y-%m-%d %H:%M:%S %z')} ===",
+            flush=True,
+        )
+        print(f"launcher {self.launcher}: {self.why}", flush=True)
+
+    def _facts(self) -> dict[str, Any]:
+        job = self.job
+        return {
+            "job_id": job.job,
+            "array_job_id": os.environ.get("SLURM_ARRAY_JOB_ID"),
+            "array_task_id": os.environ.get("SLURM_ARRAY_TASK_ID"),
+            "restarts": job.restarts,
+            "partition": job.partition,
+            "nodes": job.nodes,
+            "gpus": dict(job.gpus or {}),
+            "time_limit": job.limit,
+            "began": self.began,
+        }
+
+    def _start(self) -> int:
+        given = self.given
+        cpus = given.cpus_per_task or int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
+        rank = [*given.inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
+        mpi = {"pmix": given.pmix}.get(self.launcher)
+        request = Request(self.ranks, rank, cpus, options=(*given.srun, *([f"--mpi={mpi}"] if mpi else ["--mpi=none"])))
+        environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}
+        environment.setdefault("OMP_NUM_THREADS", str(cpus))
+        if given.stall_timeout is not None:
+            environment[STALL_TIMEOUT_VARIABLE] = f"{given.stall_timeout:g}"
+        command = REGISTRY["gloo"].command(request)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            signal.signal(number, self._signal)
+        self.process = subprocess.Popen(command, env=environment)
+        if (left := self.left()) is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, left - self.warning))
+        status = self.process.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return status if status >= 0 else 128 - status
+
+    def _signal(self, number: int, frame: FrameType | None) -> None:
+        """Tell the ranks. Never SIGTERM: srun would kill them instead of passing it on."""
+        if number == signal.SIGUSR1 and ending.is_early_warning(self.left(), self.warning):
+            return  # our own clock tells them when it is time
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+
+    # --- the end ---
+
+    def _end(self, status: int) -> int:
+        os.environ[record.ATTEMPT_VARIABLE] = self.attempt
+        if record.superseded(self.folder):
+            print(f"--- {self.folder.name}: SLURM has started this job elsewhere; this attempt ends ---", flush=True)
+            return status or 1
+        present = record.read_json(self.folder / "result.json")
+        noted = present or record.read_json(self.folder / "running.json") or {}
+        end = ending.judge(
+            status,
+            job_state=self._state(),
+            left=self.left(),
+            warning=self.warning,
+            reason=str(noted.get("reason") or ""),
+            recorded=None if present is None else str(present["status"]),
+            progress=self._progress(),
+            accidents=_accidents(self.folder, self.job.job),
+            policy=self.policy,
+        )
+        if status == 0 and present is None and not end.requeue and end.status == "preempted":
+            # Ranks of a node that only lost the controller may still run. Without a result, the next attempt waits for them.
+            print(f"--- {self.folder.name}: {end.reason} ---", flush=True)
+            return 1
+        types = self.job.gpu_types
+        result = record.finish(self.folder, end.status, status, end.reason)
+        result |= {"status": end.status, "exit_code": status, "slurm": {**self._facts(), "ended": time.time()}}
+        result |= {"gpu_types": types, "reason": end.reason} | ({"mixed": True} if len(types) > 1 else {})
+        record.write_json(self.folder / "result.json", result)
+        (self.folder / "slurm.json").unlink(missing_ok=True)
+        if len(types) > 1:
+            print(
+                f"warning: this job ran on GPUs of types {', '.join(types)}: it is marked mixed and stays out of fits"
+            )
+        words = f"{end.status}: {end.reason}" if end.reason else end.status
+        print(f"--- {self.folder.name}: {words} (exit status {status}) ---", flush=True)
+        return self._requeue(status) if end.requeue else status
+
+    def _state(self) -> str:
+        try:
+            return allocation.ask(self.job.job).state
+        except commands.SlurmError:
+            return ""  # whoever cannot be asked has not said that the job is cancelled
+
+    def _progress(self) -> bool:
+        files = [self.folder / "epochs.jsonl", *self.folder.glob("checkpoints*/*.json")]
+        return any(file.stat().st_mtime >= self.began for file in files if file.exists())
+
+    def _requeue(self, status: int) -> int:
+        try:
+            commands.call(["scontrol", "requeue", self.job.job])
+        except commands.SlurmError as error:
+            print(f"hvdtrain: SLURM does not start this job again: {error}\n`hvdtrain resume` goes on", file=sys.stderr)
+            return status
+        print("requeued: SLURM starts this job again, usually after two minutes", flush=True)
+        time.sleep(_REQUEUE_SECONDS)
+        return status
+
+
+def _close_earlier(folder: Path) -> bool:
+    """An attempt that SLURM killed left no result: write what its files still tell, so that its hours are counted.
+
+    Whether there was one.
+    """
+    begun = [path for name in ("running.json", "slurm.json") if (path := folder / name).exists()]
+    if not begun or (folder / "result.json").exists():
+        return False
+    traces = [*begun, folder / "epochs.jsonl", *folder.glob("log/*")]
+    ended = max(path.stat().st_mtime for path in traces if path.exists())
+    facts = record.read_json(folder / "slurm.json") or {}
+    result = record.finish(folder, "preempted", 137, "SLURM ended this attempt at once: preempted, or its node failed")
+    started = result.get("started") or facts.get("began") or ended
+    result |= {"ended": ended, "seconds": max(0.0, ended - started), "slurm": {**facts, "ended": ended}}
+    record.write_json(folder / "result.json", result)
+    return True
+
+
+def _accidents(folder: Path, job: str) -> int:
+    results = [record.read_json(path) or {} for path in folder.glob("attempts/*/result.json")]
+    return sum(
+        1 for result in results if result.get("status") == "failed" and (result.get("slurm") or {}).get("job_id") == job
+    )
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as one would type it."""
+    return shlex.join(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Calls of SLURM's own programs, in one place: bounded in time, and quoted in full when they refuse."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from hvdtrain.errors import UserError
+
+#: A busy controller answers within seconds; SLURM's own clients give up after about a minute.
+SECONDS = 60.0
+#: What a job leaves in its environment. A job submitted from inside a job must not inherit the outer one's shape.
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HOROVOD_", "SUBMITIT_")
+_KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
+_OURS = ("HVDTRAIN_RUN_DIR", "HVDTRAIN_LAUNCH_ID", "HVDTRAIN_LAUNCHER", "HVDTRAIN_JOB_STDERR", "HVDTRAIN_ATTEMPT")
+
+
+class SlurmError(UserError):
+    """A SLURM program refused, or did not answer; the message holds its words."""
+
+
+def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what an outer job or launcher put there."""
+    environ = os.environ if environ is None else environ
+    return {
+        name: value
+        for name, value in environ.items()
+        # Settings of Open MPI (OMPI_MCA_...) are the user's own.
+        if (name in _KEPT or "_MCA_" in name or not name.startswith(_OF_A_JOB)) and name not in _OURS
+    }
+
+
+def call(argv: Sequence[str], seconds: float = SECONDS) -> str:
+    """What a SLURM program prints.
+
+    Raises:
+        SlurmError: it is not installed, refused, or did not answer in time.
+    """
+    # A user's own choice of time format or columns would make the answer unreadable.
+    environment = {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_")) and name != "SLURM_TIME_FORMAT"
+    }
+    try:
+        done = subprocess.run(
+            list(argv), env=environment, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"{argv[0]} is not installed here, or not on the PATH") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{argv[0]} did not answer within {seconds:.0f} s: is the SLURM controller up?") from None
+    if done.returncode != 0:
+        words = (done.stderr.strip() or done.stdout.strip() or "it gave no reason").replace("\n", "\n  ")
+        raise SlurmError(f"{argv[0]} ended with status {done.returncode}:\n  {words}")
+    return done.stdout
+
+
+def present() -> bool:
+    """Whether SLURM's clients are installed here."""
+    return shutil.which("sbatch") is not None

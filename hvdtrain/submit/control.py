@@ -1,0 +1,234 @@
+"""`hvdtrain logs|cancel|retry|resume STUDY`: from any shell, by what the study's folder holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hvdtrain import record
+from hvdtrain.errors import UserError, nearest, run_cli
+from hvdtrain.submit.states import LIVE
+from hvdtrain.submit.status import find_study, read_study
+from hvdtrain.submit.study import INTERRUPTED
+from hvdtrain.submit.view import CellView, look
+
+#: What `retry` and `resume` start again.
+_FAILED = ("failed", "diverged", "unknown")
+_RESUMABLE = (*INTERRUPTED, "timeout")
+#: Options of retry and resume that become sbatch's, which win over the script's own.
+_OVERRIDES = ("partition", "account", "qos", "time", "mem")
+_POLL_SECONDS = 0.5
+
+
+def logs(argv: Sequence[str] | None = None) -> int:
+    """`hvdtrain logs STUDY [CELL...]`."""
+    return run_cli(_logs, argv)
+
+
+def cancel(argv: Sequence[str] | None = None) -> int:
+    """`hvdtrain cancel STUDY [CELL...]`."""
+    return run_cli(_cancel, argv)
+
+
+def retry(argv: Sequence[str] | None = None) -> int:
+    """`hvdtrain retry STUDY [CELL...]`: the cells that failed."""
+    return run_cli(lambda words: _again("retry", words, _FAILED, "failed"), argv)
+
+
+def resume(argv: Sequence[str] | None = None) -> int:
+    """`hvdtrain resume STUDY [CELL...]`: the cells that were ended early, from their checkpoints."""
+    return run_cli(lambda words: _again("resume", words, _RESUMABLE, "was ended early"), argv)
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"hvdtrain {command}", description=description)
+    parser.add_argument("study", metavar="STUDY", help="a study's folder, or its name below runs/")
+    parser.add_argument("cells", metavar="CELL", nargs="*", help="only these cells (default: all)")
+    return parser
+
+
+def _cells(folder: Path, names: Sequence[str]) -> list[record.CellRecord]:
+    cells = read_study(folder)
+    legal = [cell.folder.name for cell in cells]
+    for name in names:
+        if name not in legal:
+            raise UserError(f'the study {folder} has no cell "{name}"; it has {", ".join(legal)}{nearest(name, legal)}')
+    return [cell for cell in cells if not names or cell.folder.name in names]
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------
+
+
+def _logs(argv: Sequence[str]) -> int:
+    parser = _parser("logs", "What the cells of a study print.")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the cells have ended")
+    parser.add_argument("-n", "--lines", type=int, default=20, help="last lines of each log (default 20)")
+    parser.add_argument("--rank", type=int, default=0, help="of this rank (default 0, and SLURM's own words)")
+    given = parser.parse_args(argv)
+    folder = find_study(given.study)
+    names = [cell.folder.name for cell in _cells(folder, given.cells)]
+    file = "job.log" if given.rank == 0 else f"rank-{given.rank}.log"
+    followed = [_Log(folder / name / "log" / file, name if len(names) > 1 else "") for name in names]
+    for log in followed:
+        log.last(given.lines)
+    while given.follow:
+        live = any(view.live or view.status in LIVE for view in look(folder, _cells(folder, names)).cells)
+        end = time.monotonic() + (5.0 if live else 0.0)
+        while True:
+            for log in followed:
+                log.new()
+            if time.monotonic() >= end:
+                break
+            time.sleep(_POLL_SECONDS)
+        if not live:
+            break
+    if not given.follow:
+        for log in followed:
+            if not log.path.exists():
+                print(f"note: {log.path} does not exist yet", file=sys.stderr)
+    return 0
+
+
+class _Log:
+    """One log file, printed line by line with its cell's name where there are several."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path = path
+        self._prefix = f"{label} | " if label else ""
+        self._at = 0
+
+    def last(self, lines: int) -> None:
+        """Print the last lines."""
+        text = self._read()
+        for line in text.splitlines()[-lines:] if lines > 0 else []:
+            print(f"{self._prefix}{line}", flush=True)
+
+    def new(self) -> None:
+        """Print what has been added."""
+        for line in self._read().splitlines():
+            print(f"{self._prefix}{line}", flush=True)
+
+    def _read(self) -> str:
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return ""
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half there
+        self._at += len(whole)
+        return whole.decode(errors="replace")
+
+
+# --- cancel -------------------------------------------------------------------------------------------------------
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    given = _parser("cancel", "End the jobs of a study, waiting or running.").parse_args(argv)
+    folder = find_study(given.study)
+    cells = _cells(folder, given.cells)
+    _only_slurm(folder, cells, "press Ctrl-C where it was submitted")
+    views = look(folder, cells).cells
+    live = [view for view in views if view.status in LIVE and view.job is not None]
+    if not live:
+        print("nothing to cancel: no job of these cells waits or runs")
+        return 0
+    from hvdtrain.site import commands
+    from hvdtrain.submit import submissions
+
+    names = {view.name for view in live}
+    for submission in submissions.read(folder):
+        mine = names & set(submission.cells)
+        if mine:  # first the note, then the deed: whoever looks in between sees a cell that is being cancelled
+            submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
+    commands.call(["scancel", *_compact(live)])
+    for view in live:
+        print(f"cancelled {view.name} (job {view.job}, {view.status})")
+    return 0
+
+
+def _compact(views: Sequence[CellView]) -> list[str]:
+    return sorted({view.job for view in views if view.job is not None})
+
+
+# --- retry and resume ---------------------------------------------------------------------------------------------
+
+
+def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) -> int:
+    parser = _parser(command, f"Submit again what {what}; it goes on from its checkpoints where there are some.")
+    for name in _OVERRIDES:
+        parser.add_argument(f"--{name}", help="instead of what the cells were submitted with")
+    parser.add_argument("--max-parallel", type=int, help="cells that may run at the same time")
+    given = parser.parse_args(argv)
+    folder = find_study(given.study)
+    cells = _cells(folder, given.cells)
+    if all(cell.cell.get("cluster") == "local" for cell in cells):
+        _again_here(folder, command, given)
+    _only_slurm(folder, cells, "its submit command goes on with it")
+    from hvdtrain.submit import sbatch, submissions
+    from hvdtrain.submit.batches import batches
+    from hvdtrain.submit.lock import StudyLock
+
+    study = Path(os.path.abspath(folder))
+    with StudyLock(folder):
+        view = look(folder, cells)
+        for note in view.notes:
+            print(f"note: {note}", file=sys.stderr)
+        chosen = [each for each in view.cells if each.status in wanted]
+        others = [each for each in view.cells if each.status not in wanted]
+        if given.cells and others:
+            raise UserError(
+                "; ".join(f"{each.name} is {each.status}" for each in others) + f": {command} is for what {what}"
+            )
+        if not chosen:
+            print(f"nothing to {command}: no cell {what}")
+            return 0
+        scripts = {each.name: (study / each.name / "script.sh").read_text(errors="surrogateescape") for each in chosen}
+        words = [f"--{name}={getattr(given, name)}" for name in _OVERRIDES if getattr(given, name) is not None]
+        done: list[str] = []
+        try:
+            for batch in batches(scripts, array_size=_array_size(), max_parallel=given.max_parallel):
+                for name in batch.cells:
+                    record.set_aside(study / name)
+                after = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
+                submission, text = submissions.prepare(
+                    study, {name: scripts[name] for name in batch.cells}, batch.parallel
+                )
+                submission = sbatch.submit(study, submission, text, [*words, *after])
+                done.append(str(submission.job))
+                print(f"submitted job {submission.job}: {', '.join(batch.cells)}", flush=True)
+        except UserError as error:
+            if done:
+                raise UserError(f"{error}\nsubmitted before that: jobs {', '.join(done)}, which stay") from error
+            raise
+    return 0
+
+
+def _array_size() -> int | None:
+    from hvdtrain.site import detect
+
+    limit: int | None = detect.profile(detect.look()).get("limits", {}).get("array_size")
+    return limit
+
+
+def _again_here(folder: Path, command: str, given: argparse.Namespace) -> NoReturn:
+    """Cells of this machine: the study's own commands, given again where they were given, go on with what is left."""
+    if given.cells or any(getattr(given, name) is not None for name in (*_OVERRIDES, "max_parallel")):
+        raise UserError(f"the study {folder} runs on this machine: {command} takes its name and nothing else")
+    study = record.read_json(folder / "study.json") or {}
+    request = study["requests"][-1]
+    argv = [word for word in request["argv"] if word != "--retry-failed"]
+    cut = argv.index("--") if "--" in argv else len(argv)
+    again = [*argv[:cut], *(["--retry-failed"] if command == "retry" else []), *argv[cut:]]
+    os.chdir(request["directory"])
+    os.execv(sys.executable, [sys.executable, "-m", "hvdtrain.submit", *again])
+
+
+def _only_slurm(folder: Path, cells: Sequence[record.CellRecord], instead: str) -> None:
+    if not any(cell.cell.get("cluster") == "slurm" for cell in cells):
+        raise UserError(f"the study {folder} was not submitted to SLURM: {instead}")

@@ -1,0 +1,253 @@
+"""The SLURM transport: cells become jobs, and this process may go."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import record
+from hvdtrain.errors import UserError
+from hvdtrain.launch import choice
+from hvdtrain.site import commands, detect, files
+from hvdtrain.site.commands import SlurmError
+from hvdtrain.site.files import Layer, Profile
+from hvdtrain.site.profile import Gpu, Site
+from hvdtrain.site.times import minutes
+from hvdtrain.submit import batch_script, batches, queue, sbatch, submissions, values, watch
+from hvdtrain.submit.cell import Cell, Shape
+from hvdtrain.submit.lock import StudyLock
+from hvdtrain.submit.request import Request
+from hvdtrain.submit.shape import place
+from hvdtrain.submit.study import Known, Plan, write_cell
+from hvdtrain.submit.view import look as look_at
+
+#: Option of the command line -> key of the profile that it overrides.
+_OPTIONS = {"partition": "partition", "account": "account", "qos": "qos", "time": "time", "mem": "mem"}
+
+
+class Slurm:
+    """Submits cells to the cluster that sbatch here talks to."""
+
+    name = "slurm"
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
+        if given.launcher == "mpirun":
+            raise UserError(
+                "--launcher mpirun: under SLURM ranks are started by srun; legal with --cluster slurm are auto, gloo, pmix",
+            )
+        self._parallel = None if given.max_parallel is None else values.count("--max-parallel", given.max_parallel)
+        self._per_node = None if given.gpus_per_node is None else values.count("--gpus-per-node", given.gpus_per_node)
+        self._most_hours = (
+            None if given.max_gpu_hours is None else values.positive("--max-gpu-hours", given.max_gpu_hours, "hours")
+        )
+        self.profile = self._read()
+        self.facts: detect.Facts | None
+
+    @property
+    def site(self) -> Site:
+        """The complete profile."""
+        return self.profile.site
+
+    def resolve(self, request: Request) -> tuple[Request, list[str]]:
+        """The request with what the cluster decides: GPU types of this site, and the launcher."""
+        wanted = request.common.launcher
+        notes = []
+        if wanted == "auto":
+            wanted, why = self.site.launcher, "from the site profile"
+            if wanted == "auto":
+                wanted, why = choice.choose("auto")
+            notes.append(f"launcher {wanted}: {why}")
+        for gpu_type in request.grid.gpu_types:
+            self.site.gpu(gpu_type)
+        types = list(self.site.gpus)
+        if not request.grid.gpu_types and len(types) > 1:
+            notes.append(
+                f"this cluster has GPUs of types {', '.join(types)} and no --gpu-type was given: SLURM picks, and a cell "
+                "that gets several types is marked mixed and stays out of fits"
+            )
+        return replace(request, common=replace(request.common, launcher=wanted)), notes
+
+    def look(self, request: Request) -> list[str]:
+        """Whether there is a cluster to submit to."""
+        if self.facts is None:
+            queue.live_and_recent()  # raises what is wrong with it
+        return []
+
+    def shape(self, gpus: int, gpu_type: str | None = None) -> Shape:
+        """How so many ranks lie on this cluster's nodes."""
+        site = self.site
+        gpu = Gpu() if gpu_type is None else site.gpu(gpu_type)
+        with_gpus = bool(site.gpus or site.gpus_per_node) or self.facts is None
+        per_node = gpu.per_node or site.gpus_per_node or (None if with_gpus else site.ranks_per_node)
+        if self._per_node is not None:
+            if per_node is not None and self._per_node > per_node:
+                raise UserError(
+                    f"--gpus-per-node {self._per_node}: nodes here have {per_node}; nearest: --gpus-per-node {per_node}"
+                )
+            per_node = self._per_node
+        nodes = gpu.nodes or site.nodes
+        return place(
+            gpus, per_node=per_node, nodes=nodes, most=site.limits.gpus, with_gpus=with_gpus, what=gpu_type or ""
+        )
+
+    def script(self, cell: Cell, request: Request) -> str:
+        """The bytes of the cell's script."""
+        folder = request.directory / request.cell_folder(cell.name)
+        study = request.directory / request.folder
+        where = batch_script.Place(
+            folder=Path(os.path.abspath(folder)),
+            directory=request.directory,
+            python=sys.executable,
+            job_name=submissions.job_name(cell.name, Path(os.path.abspath(study)), [cell.name]),
+            stall_timeout=request.stall_timeout,
+        )
+        for text in (where.folder, where.directory, cell.job):
+            if "\n" in str(text):
+                raise UserError(f"{str(text)!r}: sbatch cannot take a path with a line break in it; rename the folder")
+        return batch_script.render(cell, self.site, where)
+
+    def more_scripts(self, cells: list[Cell], request: Request) -> list[tuple[str, str]]:
+        """What else --dry-run prints: the scripts of arrays, with where they are written."""
+        study = Path(os.path.abspath(request.directory / request.folder))
+        scripts = {cell.name: self.script(cell, request) for cell in cells}
+        number, found = submissions.next_number(study), []
+        for index, batch in enumerate(self._batches(scripts)):
+            part = {name: scripts[name] for name in batch.cells}
+            submission, text = submissions.draft(study, part, number + index, batch.parallel)
+            if submission.array:
+                path = request.folder / submissions.FOLDER / submission.folder / "script.sh"
+                found.append((f"array of {', '.join(batch.cells)}: {path}", text))
+        return found
+
+    def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
+        """What is known of a study's cells, with what the queue says of them."""
+        if not known:
+            return known
+        views = look_at(folder, record.read_study(folder)).cells
+        return {
+            view.name: replace(known[view.name], status=view.status)
+            if view.job or view.status == "unknown"
+            else known[view.name]
+            for view in views
+            if view.name in known
+        }
+
+    def hand_over(self, request: Request, plan: Plan, undo: contextlib.ExitStack) -> list[str]:
+        """Submit what the plan says; all of it or nothing. Lines for the user.
+
+        Raises:
+            UserError: SLURM refuses, or a limit would be exceeded.
+        """
+        study = Path(os.path.abspath(request.folder))
+        cells = {cell.name: cell for cell in plan.run}
+        scripts = {name: self.script(cell, request) for name, cell in cells.items()}
+        self._check_hours(list(cells.values()))
+        self._check_jobs(len(cells))
+        for name, cell in cells.items():
+            record.set_aside(study / name)
+            write_cell(study / name, cell, scripts[name])
+        done: list[str] = []
+        taken: list[submissions.Submission] = []
+        undo.callback(_take_back, study, taken)
+        lines = []
+        for batch in self._batches(scripts):
+            words = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
+            submission, text = submissions.prepare(study, {name: scripts[name] for name in batch.cells}, batch.parallel)
+            submission = sbatch.submit(study, submission, text, words)
+            assert submission.job is not None
+            done.append(submission.job)
+            taken.append(submission)
+            what = (
+                batch.cells[0]
+                if not submission.array
+                else f"{len(batch.cells)} cells, {batch.cells[0]} to {batch.cells[-1]}"
+            )
+            lines.append(f"submitted job {submission.job}: {what}")
+        if request.then_report and not request.wait:
+            lines.append(self._submit_report(study, done))
+        return lines
+
+    def run(self, request: Request, plan: Plan, lock: StudyLock) -> bool:
+        """With --wait, return when all jobs have ended; False when the user stopped waiting."""
+        lock.release()  # jobs run on whether or not anybody waits, and other commands may look after them
+        return watch.until_ended(request.folder, [cell.name for cell in plan.cells]) if request.wait else True
+
+    # --- parts ---
+
+    def _read(self) -> Profile:
+        given = self._given
+        try:
+            self.facts = detect.look() if commands.present() else None
+        except SlurmError:
+            self.facts = None  # --dry-run needs no cluster; `look` says what is wrong
+        detected = [] if self.facts is None else [Layer("detected", detect.profile(self.facts))]
+        typed: dict[str, Any] = {
+            key: getattr(given, name) for name, key in _OPTIONS.items() if getattr(given, name) is not None
+        }
+        if given.time is not None:
+            try:
+                minutes(given.time)
+            except ValueError as error:
+                raise UserError(f"--time {error}") from error
+        if given.cpus_per_task is not None:
+            typed["cpus_per_task"] = values.count("--cpus-per-task", given.cpus_per_task)
+        if given.container is not None:
+            typed["container"] = {"image": given.container}
+        profile = files.combine([*detected, *files.layers(Path.cwd(), given.site), Layer("the command line", typed)])
+        site = profile.site
+        if given.container is not None and site.container.kind == "none":
+            kind = "apptainer"
+            site = site.model_copy(update={"container": site.container.model_copy(update={"kind": kind})})
+        if given.partition is not None:  # asked for by name, it goes before the one that a GPU type is usually found in
+            gpus = {name: gpu.model_copy(update={"partition": None}) for name, gpu in site.gpus.items()}
+            site = site.model_copy(update={"gpus": gpus})
+        return replace(profile, site=site)
+
+    def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:
+        return batches.batches(scripts, array_size=self.site.limits.array_size, max_parallel=self._parallel)
+
+    def _check_jobs(self, new: int) -> None:
+        most = self.site.limits.jobs
+        if most is None:
+            return
+        queued = sum(1 for job in queue.live_and_recent().values() if job.live)
+        if queued + new > most:
+            raise UserError(
+                f"{new} cells would make {queued + new} jobs of yours in the queue, and {most} are allowed "
+                f"(limits.jobs of the site profile); at most {max(0, most - queued)} cells can be submitted now"
+            )
+
+    def _check_hours(self, cells: list[Cell]) -> None:
+        if self._most_hours is None:
+            return
+        if self.site.time is None:
+            raise UserError("--max-gpu-hours needs to know how long a cell may take: give --time too")
+        hours = sum(cell.gpus for cell in cells) * minutes(self.site.time) / 60
+        if hours > self._most_hours:
+            limit = self._most_hours / sum(cell.gpus for cell in cells) * 60
+            raise UserError(
+                f"--max-gpu-hours {self._most_hours:g}: {len(cells)} cells of at most {self.site.time} could use "
+                f"{hours:.4g} GPU-hours; it fits with --time {max(1, int(limit))} (minutes), or with fewer cells"
+            )
+
+    def _submit_report(self, study: Path, after: list[str]) -> str:
+        folder = study / submissions.FOLDER / "report"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable)
+        number = sbatch.submit_text(text, "report", [f"--dependency=afterany:{':'.join(after)}"])
+        return f"submitted job {number}: the report, when all cells have ended"
+
+
+def _take_back(study: Path, taken: list[submissions.Submission]) -> None:
+    """Cancel what was accepted before SLURM refused the rest."""
+    if taken:
+        commands.call(["scancel", *(str(submission.job) for submission in taken)])
+    for submission in taken:
+        submissions.forget(study, submission)

@@ -1,0 +1,172 @@
+"""What of a study was handed to SLURM: one folder for each call of sbatch, written before the call.
+
+runs/<study>/submissions/<name>/submission.json   cells in order, job id once SLURM has answered
+                                script.sh         what was submitted, for an array
+                                <i>.sh, <i>.log   links to the script and the log of cell i
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import record
+from hvdtrain.submit import batch_script
+from hvdtrain.submit.queue import Job
+
+FOLDER = "submissions"
+#: Clocks of the controller and of this machine may differ by so much.
+_SKEW = datetime.timedelta(minutes=2)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One call of sbatch.
+
+    Attributes:
+        folder: name of its folder.
+        name: the job's name, an array's own until a task starts.
+        cells: in the order of the array's tasks.
+        names: the cells' own job names, which tasks take when they start.
+        created: local time, before sbatch was called.
+        job: its number; None until SLURM has answered.
+        overrides: words that were given to sbatch beside the script.
+        cancelled: cells that the user has cancelled.
+    """
+
+    folder: str
+    name: str
+    cells: tuple[str, ...]
+    names: tuple[str, ...]
+    created: str
+    job: str | None = None
+    overrides: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+
+    @property
+    def array(self) -> bool:
+        """Whether it is a job array."""
+        return len(self.cells) > 1
+
+    def job_of(self, cell: str) -> str | None:
+        """The id of one cell's job."""
+        if self.job is None:
+            return None
+        return f"{self.job}_{self.cells.index(cell)}" if self.array else self.job
+
+
+def job_name(label: str, folder: Path, cells: Iterable[str]) -> str:
+    """A name that no other cell has: `label`, and a mark of the study's place and the cells.
+
+    The same cells get the same name, so a job that SLURM accepted without our hearing of it is found again.
+    """
+    text = "\n".join([str(folder), *cells])
+    return f"{label}.{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def read(study: Path) -> list[Submission]:
+    """All submissions of a study, in the order in which they were made."""
+    found = []
+    for path in sorted((study / FOLDER).glob("*/submission.json")):
+        facts = record.read_json(path) or {}
+        lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+        found.append(Submission(folder=path.parent.name, **{**facts, **lists}))
+    return found
+
+
+def latest(submissions: Sequence[Submission]) -> dict[str, Submission]:
+    """For each cell the submission that counts: its newest."""
+    return {cell: submission for submission in submissions for cell in submission.cells}
+
+
+def draft(study: Path, scripts: Mapping[str, str], number: int, parallel: int | None = None) -> tuple[Submission, str]:
+    """The submission of these cells' scripts as the study's `number`-th, and the script for sbatch. Pure but for the clock."""
+    cells = tuple(scripts)
+    names = tuple(batch_script.value(text, "job-name") or cell for cell, text in scripts.items())
+    name = names[0] if len(cells) == 1 else job_name(study.name, study, cells)
+    folder = f"{number:04d}-{name}"
+    script = scripts[cells[0]]
+    if len(cells) > 1:
+        place = study / FOLDER / folder
+        script = batch_script.render_array(list(scripts.values()), job_name=name, folder=place, parallel=parallel)
+    created = datetime.datetime.now().isoformat(timespec="seconds")
+    return Submission(folder, name, cells, names, created), script
+
+
+def next_number(study: Path) -> int:
+    """The number of the study's next submission."""
+    numbers = [int(path.name.split("-")[0]) for path in (study / FOLDER).glob("[0-9]*-*")]
+    return max(numbers, default=0) + 1
+
+
+def prepare(study: Path, scripts: Mapping[str, str], parallel: int | None = None) -> tuple[Submission, str]:
+    """Write the intent to submit cells, whose folders exist; `study` is absolute."""
+    submission, script = draft(study, scripts, next_number(study), parallel)
+    folder = study / FOLDER / submission.folder
+    folder.mkdir(parents=True)
+    for index, cell in enumerate(scripts):
+        # SLURM makes no folders for logs: without them a job fails at once and says nothing.
+        (study / cell / "log").mkdir(exist_ok=True)
+        if submission.array:
+            (folder / f"{index}.sh").symlink_to(Path("..", "..", cell, "script.sh"))
+            (folder / f"{index}.log").symlink_to(Path("..", "..", cell, "log", "job.log"))
+    if submission.array:
+        (folder / "script.sh").write_text(script, encoding="utf-8", errors="surrogateescape", newline="")
+    _write(study, submission)
+    return submission, script
+
+
+def update(study: Path, submission: Submission, **changes: Any) -> Submission:
+    """Record what has become known since."""
+    changed = replace(submission, **changes)
+    _write(study, changed)
+    return changed
+
+
+def forget(study: Path, submission: Submission) -> None:
+    """Take back an intent that SLURM refused."""
+    shutil.rmtree(study / FOLDER / submission.folder)
+    with contextlib.suppress(OSError):  # others are there
+        (study / FOLDER).rmdir()
+
+
+def adopt(study: Path, submissions: Sequence[Submission], jobs: Mapping[str, Job]) -> list[Submission]:
+    """The submissions, those without an answer completed by what the queue holds under their names."""
+    result = []
+    for submission in submissions:
+        if submission.job is None and (number := find(submission, jobs.values())) is not None:
+            submission = update(study, submission, job=number)
+        result.append(submission)
+    return result
+
+
+def find(submission: Submission, jobs: Iterable[Job]) -> str | None:
+    """The number under which SLURM has a submission that it never answered; None when it has not."""
+    since = datetime.datetime.fromisoformat(submission.created) - _SKEW
+    for job in jobs:
+        number, underscore, _ = job.id.partition("_")
+        # A job of one cell and a task of an array may have the same name.
+        if bool(underscore) == submission.array and job.name in (submission.name, *submission.names):
+            submitted = _moment(job.submitted)
+            if job.live or (submitted is not None and submitted >= since):
+                return number
+    return None
+
+
+def _moment(text: str) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _write(study: Path, submission: Submission) -> None:
+    facts = dataclasses.asdict(submission)
+    record.write_json(study / FOLDER / facts.pop("folder") / "submission.json", facts)

@@ -1,0 +1,194 @@
+"""How far every cell of a study is: our own records, and what SLURM says, brought together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.record import CellRecord
+from hvdtrain.site.commands import SlurmError
+from hvdtrain.submit import lock, queue, submissions, usage
+from hvdtrain.submit.queue import Job
+from hvdtrain.submit.submissions import Submission
+from hvdtrain.submit.usage import Spent
+
+#: Statuses that our record has, but that scancel overrules: told to stop, ranks note that they may be started again.
+_UNFINISHED = ("preempted", "timeout")
+
+
+@dataclass(frozen=True)
+class CellView:
+    """One cell, as `status` shows it. `why` says why it waits, or how it ended; `live` that SLURM is not done with its job."""
+
+    record: CellRecord
+    status: str
+    why: str = ""
+    job: str | None = None
+    nodes: str = ""
+    elapsed: str = ""
+    start: str = ""
+    spent: Spent | None = None
+    live: bool = False
+
+    @property
+    def name(self) -> str:
+        """The cell's name."""
+        return self.record.folder.name
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """All cells, and what the user should know about how they were looked at."""
+
+    cells: Sequence[CellView]
+    notes: Sequence[str] = ()
+    answered: bool = True
+
+
+def look(folder: Path, cells: Sequence[CellRecord]) -> StudyView:
+    """The cells of the study in `folder`. Asks SLURM only where cells were submitted to it: one squeue, one sacct."""
+    known = submissions.read(folder)
+    in_use = any(cell.cell.get("cluster") == "local" for cell in cells) and lock.in_use(folder)
+    if not known:
+        return StudyView([CellView(cell, recorded(cell, in_use)) for cell in cells])
+    notes = []
+    jobs: dict[str, Job] = {}
+    answered = True
+    try:
+        jobs = queue.live_and_recent()
+    except SlurmError as error:
+        answered = False
+        notes.append(f"{error}\nso this is what was recorded, not what SLURM knows")
+    known = submissions.adopt(folder, known, jobs)
+    latest = submissions.latest(known)
+    numbers = {submission.job for submission in known if submission.job is not None}
+    accounted: dict[str, Job] = {}
+    used: dict[str, list[queue.Usage]] = {}
+    if answered:
+        accounted, used = queue.accounted(numbers, min(submission.created for submission in known))
+    if answered and not accounted and _is_lost(cells, latest, jobs):
+        jobs = _with_exit_codes(jobs)
+    spent = {cell.folder.name: _spent(cell, known, used) for cell in cells}
+    views = []
+    for cell in cells:
+        submission = latest.get(cell.folder.name)
+        number = None if submission is None else submission.job_of(cell.folder.name)
+        job = None if number is None else _find(number, jobs, accounted)
+        view = bring_together(cell, submission, job, in_use=in_use, answered=answered)
+        views.append(dataclasses.replace(view, spent=spent[cell.folder.name]))
+    return StudyView(views, notes, answered)
+
+
+def bring_together(
+    cell: CellRecord, submission: Submission | None, job: Job | None, *, in_use: bool = False, answered: bool = True
+) -> CellView:
+    """One cell from what is recorded and what SLURM says of its newest job. Pure but for the cell's own files.
+
+    A live job knows better than a record, which then is of an attempt before; a record knows better than an ended job.
+    """
+    name = cell.folder.name
+    if submission is None:
+        status = recorded(cell, in_use)
+        return CellView(
+            cell, "not submitted" if status == "pending" and cell.cell.get("cluster") == "slurm" else status
+        )
+    number = submission.job_of(name)
+    ours = None if cell.result is None else str(cell.result["status"])
+    reason = "" if cell.result is None else str(cell.result.get("reason") or "")
+    if number is None:
+        if ours is not None:
+            return CellView(cell, ours, reason)
+        if not answered:
+            return CellView(cell, "unknown", "SLURM never said whether it accepted the job")
+        return CellView(cell, "not submitted", "SLURM never accepted the job: the same submit command does it again")
+    if job is None:
+        if ours is not None:
+            return CellView(cell, ours, reason, number)
+        if name in submission.cancelled:
+            return CellView(cell, "cancelled", "by hvdtrain cancel", number)
+        why = "SLURM does not answer" if not answered else "SLURM has forgotten the job, and it left no result"
+        return CellView(cell, "unknown", why, number)
+    told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start, live=job.live)
+    if job.live:
+        if job.status == "running" and ours == "completed":  # its last seconds
+            return dataclasses.replace(told, status="completed", why="")
+        if job.status == "running" and ours is not None:
+            return dataclasses.replace(told, why=f"ending: {reason}" if reason else "ending")
+        if job.status == "pending" and ours is not None:
+            return dataclasses.replace(told, why="; ".join(filter(None, [f"started again after: {reason}", job.why()])))
+        return told
+    if name in submission.cancelled and ours != "completed":
+        return dataclasses.replace(told, status="cancelled", why="by hvdtrain cancel")
+    if ours is not None and not (ours in _UNFINISHED and job.status == "cancelled"):
+        return dataclasses.replace(told, status=ours, why=reason)
+    if ours is None and job.status in ("completed", "failed"):
+        return dataclasses.replace(told, status="failed", why=_never_started(cell, job))
+    return told
+
+
+def recorded(cell: CellRecord, in_use: bool) -> str:
+    """`pending`, `running`, `interrupted`, or how the cell ended. `in_use`: whether a submit works on the study."""
+    if cell.result is not None:
+        return str(cell.result["status"])
+    if cell.running is None:
+        return "pending"
+    # A local cell ends with its submit, and a power cut removes no file. Only the scheduler knows of others.
+    return "running" if in_use or cell.cell.get("cluster") != "local" else "interrupted"
+
+
+def _never_started(cell: CellRecord, job: Job) -> str:
+    """Why a job that has ended left no result."""
+    from hvdtrain.submit.attempt import tail
+
+    log = cell.folder / "log" / "job.log"
+    lines = tail(log, 1)
+    seen = f"; last line of its log: {lines[0].strip()}" if lines else f"; its log {log} is empty or missing"
+    if cell.running is not None or (cell.folder / "slurm.json").exists():
+        return f"its batch script was killed ({job.why() or job.state}){seen}"
+    return f"it never started training ({job.why() or job.state}){seen}"
+
+
+def _find(number: str, jobs: Mapping[str, Job], accounted: Mapping[str, Job]) -> Job | None:
+    if number in jobs:
+        return jobs[number]
+    if number in accounted:
+        return accounted[number]
+    # Tasks of an array that wait in sacct are one row: 12_[0-3], 12_[5-7%2].
+    array, underscore, _ = number.partition("_")
+    return next((job for key, job in accounted.items() if underscore and key.startswith(f"{array}_[")), None)
+
+
+def _is_lost(cells: Sequence[CellRecord], latest: Mapping[str, Submission], jobs: Mapping[str, Job]) -> bool:
+    """Whether a cell has no result although its job has ended."""
+    for cell in cells:
+        submission = latest.get(cell.folder.name)
+        number = None if submission is None else submission.job_of(cell.folder.name)
+        if cell.result is None and number is not None and not (number in jobs and jobs[number].live):
+            return True
+    return False
+
+
+def _with_exit_codes(jobs: Mapping[str, Job]) -> dict[str, Job]:
+    try:
+        return {
+            **jobs,
+            **{key: job for key, job in queue.remembered().items() if key not in jobs or not jobs[key].live},
+        }
+    except SlurmError:
+        return dict(jobs)
+
+
+def _spent(cell: CellRecord, known: Sequence[Submission], used: Mapping[str, list[queue.Usage]]) -> Spent:
+    name = cell.folder.name
+    numbers = [submission.job_of(name) for submission in known if name in submission.cells]
+    rows = [row for number in numbers if number is not None for row in used.get(number, [])]
+    if rows:
+        return usage.from_accounting(rows, int(cell.cell.get("gpus") or 1))
+    return usage.estimate(cell, time.time())
+
+
+def _plain(nodes: str) -> str:
+    return "" if nodes in ("None assigned", "(null)", "N/A") else nodes

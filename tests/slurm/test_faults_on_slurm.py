@@ -1,0 +1,151 @@
+"""What clusters do to jobs, and that no epoch is lost or doubled: on a real cluster, with real ranks.
+
+The stories take turns on four nodes at the same time, for most of them is waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdtrain import testcluster
+from hvdtrain.testcluster import Cluster, state
+from tests.slurm.lab import Lab, rank_process, until
+
+pytestmark = pytest.mark.ranks
+EPOCHS = 40
+#: Enough to be still at it when SLURM has noticed that the node does not answer.
+NODE_EPOCHS = 150
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """With accounting, short requeueing, and nodes that are soon taken for dead."""
+    options = testcluster.Options(
+        name=f"f{os.getpid() % 10**7}", owner_pid=os.getpid(), accounting=True, requeue_delay=6, node_timeout=15
+    )
+    yield testcluster.up(options)
+    testcluster.down(options)
+
+
+@pytest.fixture(scope="module")
+def stories(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Four studies, each of which something happens to."""
+    lab = Lab(cluster, tmp_path_factory.mktemp("lab"))
+    common = ["--gpus", "2", "--launcher", "gloo", "--cpus-per-task", "1", "--set", "lr=0.01"]
+    # Longer than its minute: it is told, writes a checkpoint, and is started again.
+    lab.submit(*common, "--study", "limit", "--partition", "short", "--time", "1", "--epochs", "3000")
+    for study, more in {
+        "node": ["--gpu-type", "v100"],
+        "rank": ["--gpu-type", "t4"],
+        "preempted": ["--gpu-type", "t4", "--partition", "preempt"],
+    }.items():
+        lab.submit(*common, *more, "--study", study, "--epochs", str(NODE_EPOCHS if study == "node" else EPOCHS))
+    until(lambda: len(lab.epochs("rank", "n2-t4-lr0.01")) >= 2, 120)
+    os.kill(rank_process(lab.cell("rank", "n2-t4-lr0.01"), 1), signal.SIGKILL)
+    until(lambda: len(lab.epochs("preempted", "n2-t4-lr0.01")) >= 2)
+    host = lab.status("preempted")["n2-t4-lr0.01"]["nodes"]
+    taker = subprocess.Popen(
+        cluster.inside(["srun", f"--nodelist={host}", "--gpus-per-node=3", "sleep", "1"]), env=cluster.env
+    )
+    until(lambda: len(lab.epochs("node", "n2-v100-lr0.01")) >= 2)
+    victim = lab.status("node")["n2-v100-lr0.01"]["nodes"]
+    current = state.load(cluster.directory)
+    assert current is not None
+    os.kill(next(each.pid for each in current.processes if each.role == f"slurmd-{victim}"), signal.SIGKILL)
+    assert taker.wait(120) == 0
+    return lab
+
+
+def each_once(lab: Lab, study: str, cell: str, last: int) -> list[int]:
+    """Check that every epoch up to `last` is there once; the restarts that they were trained in."""
+    epochs = lab.epochs(study, cell)
+    assert [epoch for epoch, _ in epochs] == list(range(1, last + 1))
+    restarts = [restart for _, restart in epochs]
+    assert restarts == sorted(restarts)
+    return sorted(set(restarts))
+
+
+def test_a_killed_rank_costs_one_retry(stories: Lab) -> None:
+    rows = stories.wait("rank", "completed", seconds=180)
+    assert each_once(stories, "rank", "n2-t4-lr0.01", EPOCHS) == [0, 1]
+    log = stories.log("rank", "n2-t4-lr0.01")
+    assert "started again (1 of 1 retries)" in log
+    assert log.count("=== n2-t4-lr0.01: attempt ") == 2
+    assert "going on after epoch" in log
+    first = stories.cell("rank", "n2-t4-lr0.01") / "attempts" / "1" / "result.json"
+    assert '"status": "failed"' in first.read_text()
+    assert rows["n2-t4-lr0.01"]["epochs"] == EPOCHS
+
+
+def test_preemption_costs_nothing(stories: Lab) -> None:
+    rows = stories.wait("preempted", "completed", seconds=180)
+    assert each_once(stories, "preempted", "n2-t4-lr0.01", EPOCHS) == [0, 1]
+    log = stories.log("preempted", "n2-t4-lr0.01")
+    assert "asked by SIGTERM; checkpoint" in log
+    assert "retries" not in log
+    # Both attempts are paid for: two rows of sacct, counted once each.
+    told = stories.cluster.run(
+        ["sacct", "-X", "-D", "--noheader", "-P", "-o", "ElapsedRaw", "-j", rows["n2-t4-lr0.01"]["job"]], check=True
+    )
+    seconds = [int(line) for line in told.stdout.split()]
+    assert len(seconds) == 2
+    assert rows["n2-t4-lr0.01"]["gpu_hours"] == pytest.approx(2 * sum(seconds) / 3600, abs=2 * 2 / 3600)
+    assert rows["n2-t4-lr0.01"]["gpu_hours_estimated"] is False
+
+
+def test_the_time_limit_ends_in_a_checkpoint_and_another_start(stories: Lab) -> None:
+    until(lambda: stories.log("limit", "n2-lr0.01").count("going on after epoch") >= 1, 150)
+    until(lambda: any(restart for _, restart in stories.epochs("limit", "n2-lr0.01")), 60)
+    log = stories.log("limit", "n2-lr0.01")
+    assert "asked by SIGUSR1; checkpoint" in log
+    assert "--- n2-lr0.01: timeout: the time limit came (exit status 75) ---" in log
+    assert "DUE TO TIME LIMIT" not in log
+    assert stories("cancel", "limit").returncode == 0
+    stories.wait("limit", "cancelled")
+    until(lambda: stories.cluster.run(["squeue", "-h", "-n", "x"]).returncode == 0)
+    time.sleep(2)
+    each_once(stories, "limit", "n2-lr0.01", len(stories.epochs("limit", "n2-lr0.01")))
+    assert stories.result("limit", "n2-lr0.01")["status"] == "cancelled"
+
+
+def test_a_node_whose_daemon_dies(stories: Lab) -> None:
+    stories.wait("node", "completed", seconds=180)
+    # Its ranks lived on beside the new ones until they saw that they had been replaced.
+    assert each_once(stories, "node", "n2-v100-lr0.01", NODE_EPOCHS) == [0, 1]
+    log = stories.log("node", "n2-v100-lr0.01")
+    assert "srun: error: Node failure on" in log
+    assert log.count("=== n2-v100-lr0.01: attempt ") == 2
+    assert not (stories.cell("node", "n2-v100-lr0.01") / "running.json").exists()
+
+
+def test_resume_goes_on_where_cancel_ended_it(stories: Lab) -> None:
+    cell = "n2-t4-lr0.01"
+    words = ["--gpus", "2", "--gpu-type", "t4", "--launcher", "gloo", "--set", "lr=0.01"]
+    stories.submit(*words, "--epochs", "30", "--study", "stopped", "--cpus-per-task", "1")
+    until(lambda: len(stories.epochs("stopped", cell)) >= 3)
+    ended = stories("cancel", "stopped")
+    assert ended.stdout.startswith(f"cancelled {cell} (job ")
+    stories.wait("stopped", "cancelled")
+    until(lambda: (stories.cell("stopped", cell) / "result.json").exists())
+    before = stories.epochs("stopped", cell)
+    assert stories("retry", "stopped").stdout == "nothing to retry: no cell failed\n"
+    done = stories("resume", "stopped", "--time", "10")
+    assert done.returncode == 0, done.stderr
+    stories.wait("stopped", "completed")
+    assert each_once(stories, "stopped", cell, 30) == [0, 1]
+    assert stories.epochs("stopped", cell)[: len(before)] == before
+    log = stories("logs", "stopped", "-f", "-n", "1")
+    assert log.stdout == f"--- {cell}: completed (exit status 0) ---\n"
+
+
+def test_nothing_of_the_stories_is_left(stories: Lab) -> None:
+    folders = [path for path in (stories.room / "runs").rglob(".*") if path.name not in (".lock", ".rendezvous")]
+    assert not [path for path in folders if ".part" in path.name or path.name.startswith(".submission")]
+    assert Path(stories.room / "runs").is_dir()

@@ -1,0 +1,387 @@
+"""Submission to a real cluster: what is handed over, what the user sees, and what stays when SLURM says no."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdtrain import record, testcluster
+from hvdtrain.testcluster import Cluster
+from tests.slurm.lab import PLAIN, ROOT, Lab, until
+
+UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
+PLAIN_WORDS = ["--job", "plain.py", "--launcher", "gloo", "--cpus-per-task", "1"]
+
+
+@pytest.fixture
+def lab(slurm_cluster: Cluster, tmp_path: Path) -> Lab:
+    """In a folder whose name no shell and no sbatch may touch; the cluster keeps no accounts."""
+    room = tmp_path / UNPLEASANT
+    room.mkdir()
+    (room / "plain.py").write_text(PLAIN)
+    return Lab(slurm_cluster, room)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A cluster with accounting and arrays of at most four tasks."""
+    options = testcluster.Options(
+        name=f"m{os.getpid() % 10**7}", owner_pid=os.getpid(), accounting=True, settings=("MaxArraySize=5",)
+    )
+    lab = Lab(testcluster.up(options), tmp_path_factory.mktemp("small"))
+    (lab.room / "plain.py").write_text(PLAIN)
+    yield lab
+    testcluster.down(options)
+
+
+def wrapped_sbatch(room: Path, after: str) -> str:
+    """A PATH with an sbatch that counts its calls, and does `after` when the real one has answered."""
+    folder = room / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "sbatch").write_text(
+        f'#!/bin/bash\necho call >>"$(dirname "$0")/calls"\n{shutil.which("sbatch")} "$@"\n{after}\n'
+    )
+    (folder / "sbatch").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("launcher", "sizes", "per_node"),
+    [
+        ("gloo", "2,4,8", 4),
+        # Ranks of MPI spin while they wait: eight of them on two cores take minutes to begin.
+        ("pmix", "2,4", 2),
+    ],
+)
+def test_a_grid_of_sizes_and_types_from_end_to_end(lab: Lab, launcher: str, sizes: str, per_node: int) -> None:
+    """The sentence that everything else serves."""
+    words = ["--gpus", sizes, "--gpu-type", "t4,v100", "--epochs", "2", "--launcher", launcher, "--max-parallel", "1"]
+    done = lab.submit(*words, "--gpus-per-node", str(per_node), "--wait", timeout=280)
+    rows = lab.status("digits")
+    assert {row["status"] for row in rows.values()} == {"completed"}, done.stdout
+    assert len(rows) == 2 * len(sizes.split(","))
+    for cell in rows:
+        result = lab.result("digits", cell)
+        gpus, gpu_type = int(cell[1]), cell[3:]
+        assert result["world_size"] == gpus
+        assert result["controller"] == {"gloo": "gloo", "pmix": "mpi"}[launcher]
+        assert result["gpu_types"] == [gpu_type]
+        assert result["mixed"] is False
+        assert all(f"-{gpu_type}-" in host for host in result["hosts"])
+        assert len(result["hosts"]) == max(1, gpus // per_node)
+        assert [rank["rank"] for rank in result["ranks"]] == list(range(gpus))
+        assert {rank["host"] for rank in result["ranks"]} == set(result["hosts"])
+        assert [epoch for epoch, _ in lab.epochs("digits", cell)] == [1, 2]
+
+
+# --- what is handed over -------------------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_three_times(lab: Lab) -> None:
+    words = [*PLAIN_WORDS, "--gpus", "2,4", "--seeds", "2", "--gpu-type", "t4"]
+    printed = lab.submit(*words, "--dry-run")
+    assert not (lab.room / "runs").exists()
+    lab.submit(*words, "--wait")
+    texts = dict(re.findall(r"^#### (.*?): [^\n]*\n(.*?)(?=^#### |\Z)", printed.stdout, re.DOTALL | re.MULTILINE))
+    for cell in ("n2-t4-s0", "n2-t4-s1", "n4-t4-s0", "n4-t4-s1"):
+        assert (lab.cell("plain", cell) / "script.sh").read_text() == texts[cell]
+    arrays = [text for heading, text in texts.items() if heading.startswith("array of")]
+    assert len(arrays) == 2
+    kept = sorted((lab.room / "runs" / "plain" / "submissions").glob("*/script.sh"))
+    assert [path.read_text() for path in kept] == arrays
+    jobs = [lab.status("plain")[cell]["job"].split("_")[0] for cell in ("n2-t4-s0", "n4-t4-s0")]
+    for job, text in zip(jobs, arrays, strict=True):  # what SLURM itself has
+        told = lab.cluster.run(["scontrol", "write", "batch_script", job, "-"], check=True).stdout
+        assert told.rstrip("\n\0") + "\n" == text
+
+
+@pytest.mark.parametrize("folder", [".", "back\\slash \\%a"])
+def test_any_text_reaches_the_job(lab: Lab, folder: str) -> None:
+    (lab.room / folder).mkdir(exist_ok=True)
+    shutil.copy(lab.room / "plain.py", lab.room / folder) if folder != "." else None
+    lab = Lab(lab.cluster, lab.room / folder)
+    value = 'it\'s "v" $HOME `id` \\n\nnext line = #SBATCH --nodes=9 ; & é %j'
+    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--seeds", "2", "--env", f"VALUE={value}", "--wait", "--", "--text", value)
+    seen = json.loads((lab.cell("plain", "n1-s1") / "seen.json").read_text())
+    assert seen == {"argv": ["--seed", "1", "--text", value], "cwd": str(lab.room.resolve()), "value": value}
+    assert lab.result("plain", "n1-s1")["status"] == "completed"
+    assert "=== n1-s1: attempt 1" in lab.log("plain", "n1-s1")
+
+
+def test_64_cells_are_one_call_for_each_shape(lab: Lab) -> None:
+    (lab.room / "hvdtrain.toml").write_text('[site]\ndirectives = ["--hold"]\n')
+    path = wrapped_sbatch(lab.room, "exit $?")
+    began = time.monotonic()
+    lab.submit(*PLAIN_WORDS, "--gpus", "1,2,4,8", "--seeds", "16", PATH=path)
+    took = time.monotonic() - began
+    assert (lab.room / "bin" / "calls").read_text().count("call") == 4
+    rows = lab.status("plain")
+    assert len(rows) == 64
+    assert {row["status"] for row in rows.values()} == {"pending"}
+    assert "JobHeldUser: you hold it" in rows["n1-s0"]["reason"]
+    assert took < 20
+    again = lab.submit(*PLAIN_WORDS, "--gpus", "1,2,4,8", "--seeds", "16", PATH=path)
+    assert "64 cells: 0 to run, 64 in the queue already" in again.stdout
+    assert (lab.room / "bin" / "calls").read_text().count("call") == 4
+    assert lab("cancel", "plain").returncode == 0
+    assert {row["status"] for row in lab.status("plain").values()} == {"cancelled"}
+
+
+def test_arrays_no_longer_than_the_site_allows(small: Lab) -> None:
+    path = wrapped_sbatch(small.room, "exit $?")
+    small.submit(*PLAIN_WORDS, "--gpus", "1", "--seeds", "6", "--study", "split", "--wait", PATH=path)
+    assert (small.room / "bin" / "calls").read_text().count("call") == 2
+    assert {row["status"] for row in small.status("split").values()} == {"completed"}
+    jobs = {row["job"].split("_")[0] for row in small.status("split").values()}
+    assert len(jobs) == 2
+
+
+def test_max_parallel(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "1,2", "--seeds", "2", "--set", "sleep=1", "--max-parallel", "1", "--wait")
+    spans = sorted(
+        (result["slurm"]["began"], result["slurm"]["ended"])
+        for result in (lab.result("plain", cell) for cell in lab.status("plain"))
+    )
+    assert all(second[0] >= first[1] - 1.0 for first, second in itertools.pairwise(spans)), spans
+
+
+def test_from_inside_a_job(lab: Lab) -> None:
+    """The outer job has another shape, another name, another log; none of it may reach the inner one."""
+    command = [sys.executable, "-m", "hvdtrain", "submit", *PLAIN_WORDS, "--gpus", "2", "--gpu-type", "v100"]
+    outer = ["srun", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=t4:3", "--time=7", *command, "--time", "9"]
+    done = lab.run(outer, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lab.wait("plain", "completed")
+    result = lab.result("plain", "n2-v100")
+    assert result["world_size"] == 2
+    assert result["gpu_types"] == ["v100"]
+    assert result["slurm"]["time_limit"] == 540
+    assert "WARNING" not in done.stderr
+
+
+def test_untyped_over_two_types_is_marked_mixed(lab: Lab) -> None:
+    done = lab.submit(*PLAIN_WORDS, "--gpus", "16", "--wait")
+    assert "types t4, v100 and no --gpu-type was given" in done.stdout
+    result = lab.result("plain", "n16")
+    assert result["mixed"] is True
+    assert result["gpu_types"] == ["t4", "v100"]
+    assert "it is marked mixed and stays out of fits" in lab.log("plain", "n16")
+    assert result["world_size"] == 16
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_quoted_and_nothing_is_left(small: Lab) -> None:
+    before = small.cluster.run(["squeue", "-h"]).stdout
+    done = small("submit", *PLAIN_WORDS, "--gpus", "1,2", "--account", "nobody", "--study", "refused")
+    assert done.returncode == 2
+    assert "Batch job submission failed: Invalid account or account/partition combination specified" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("Invalid account") == 1
+    assert not (small.room / "runs" / "refused").exists()
+    assert small.cluster.run(["squeue", "-h"]).stdout == before
+
+
+def test_all_or_nothing(lab: Lab) -> None:
+    """The second of two submissions is refused: the first is taken back."""
+    path = wrapped_sbatch(
+        lab.room, '[ "$(wc -l <"$(dirname "$0")/calls")" = 1 ] || { echo "sbatch: error: no more" >&2; exit 1; }'
+    )
+    done = lab("submit", *PLAIN_WORDS, "--gpus", "1,2", "--set", "sleep=60", PATH=path)
+    assert done.returncode == 2
+    assert "no more" in done.stderr
+    assert not (lab.room / "runs").exists()
+    until(lambda: lab.cluster.run(["squeue", "-h"]).stdout == "")
+
+
+def test_an_accepted_submission_without_an_answer_is_found_again(lab: Lab) -> None:
+    silence = 'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1'
+    path = wrapped_sbatch(lab.room, silence)
+    done = lab.submit(*PLAIN_WORDS, "--gpus", "1", "--seeds", "3", PATH=path)
+    assert "submitted job " in done.stdout
+    lab.wait("plain", "completed")
+    jobs = lab.cluster.run(["squeue", "-h", "--states=all", "-o", "%Z"]).stdout
+    assert len({row["job"].split("_")[0] for row in lab.status("plain").values()}) == 1, jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "5"], "5 ranks cannot lie evenly on at most 4 nodes with 4 GPUs each"),
+        (["--gpus", "5"], "nearest that fit: 4 and 6"),
+        (["--gpus", "16", "--gpu-type", "t4"], "there are 8 GPUs of type t4: 2 nodes with 4 each; nearest that fit: 8"),
+        (["--gpus", "2", "--gpu-type", "T5"], 'the types here are t4, v100; did you mean "t4"?'),
+        (["--gpus", "2", "--gpus-per-node", "9"], "nodes here have 4; nearest: --gpus-per-node 4"),
+        (["--gpus", "2", "--time", "soon"], '--time "soon" is not a time such as 90 (minutes)'),
+        (["--gpus", "8", "--max-gpu-hours", "4", "--time", "1:00:00"], "could use 8 GPU-hours; it fits with --time 30"),
+        (["--gpus", "2", "--max-gpu-hours", "1"], "give --time too"),
+        (["--gpus", "2", "--site", "no.toml"], "hvdtrain site detect --write"),
+    ],
+)  # fmt: skip
+def test_requests_that_cannot_be_fulfilled(lab: Lab, words: list[str], message: str) -> None:
+    done = lab("submit", *PLAIN_WORDS, *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (lab.room / "runs").exists()
+
+
+# --- afterwards, from another shell --------------------------------------------------------------------------------
+
+
+def test_a_cell_that_will_never_start_says_so(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--partition", "short", "--time", "30")
+    until(lambda: "PartitionTimeLimit" in lab.status("plain")["n1"]["reason"], 20)
+    assert "it will never start" in lab("status", "plain").stdout
+    assert lab("cancel", "plain").returncode == 0
+    assert lab.status("plain")["n1"]["status"] == "cancelled"
+    assert lab("cancel", "plain").stdout == "nothing to cancel: no job of these cells waits or runs\n"
+
+
+def test_a_cell_that_breaks_before_training_says_why(lab: Lab) -> None:
+    (lab.room / "hvdtrain.toml").write_text('[site]\nsetup = ["module_of_this_site load cuda"]\n')
+    lab.submit(*PLAIN_WORDS, "--gpus", "1")
+    rows = lab.wait("plain", "failed")
+    assert "it never started training (exit code 127:0)" in rows["n1"]["reason"]
+    assert "module_of_this_site: command not found" in rows["n1"]["reason"]
+
+
+def test_failed_cells_are_retried_and_no_others(lab: Lab) -> None:
+    done = lab("submit", *PLAIN_WORDS, "--gpus", "1", "--epochs", "2", "--set", "fail-at=0,2", "--wait")
+    assert done.returncode == 1
+    assert "caught fire" in done.stdout
+    rows = lab.status("plain")
+    assert (rows["n1-fail-at0"]["status"], rows["n1-fail-at2"]["status"]) == ("completed", "failed")
+    assert lab.epochs("plain", "n1-fail-at2") == [(1, 0)]
+    again = lab("retry", "plain")
+    assert again.returncode == 0, again.stderr
+    assert "n1-fail-at2" in again.stdout
+    assert "n1-fail-at0" not in again.stdout
+    lab.wait("plain", "completed", "failed")
+    assert (lab.cell("plain", "n1-fail-at2") / "attempts" / "1" / "result.json").exists()
+    assert lab("resume", "plain").stdout == "nothing to resume: no cell was ended early\n"
+    wrong = lab("retry", "plain", "n1-fail-at3")
+    assert wrong.returncode == 2
+    assert 'no cell "n1-fail-at3"; it has n1-fail-at0, n1-fail-at2; did you mean' in wrong.stderr
+
+
+def test_without_accounting_hours_are_an_estimate(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "2", "--set", "sleep=2", "--wait")
+    row = lab.status("plain")["n2-sleep2"]
+    assert row["gpu_hours_estimated"] is True
+    assert 2 * 2 / 3600 < row["gpu_hours"] < 2 * 15 / 3600
+    assert "estimated from wall clock times GPUs" in lab("status", "plain").stdout
+
+
+def test_a_silent_controller_changes_nothing(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--wait")
+    done = lab("status", "plain", SLURM_CONF="/nowhere/slurm.conf")
+    assert done.returncode == 0
+    assert "so this is what was recorded, not what SLURM knows" in done.stderr
+    assert re.search(r"^n1 +completed ", done.stdout, re.MULTILINE)
+    refused = lab(
+        "submit",
+        *PLAIN_WORDS,
+        "--gpus",
+        "2",
+        "--cluster",
+        "slurm",
+        "--study",
+        "other",
+        SLURM_CONF="/nowhere/slurm.conf",
+    )
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert not (lab.room / "runs" / "other").exists()
+
+
+def test_then_report_comes_even_when_cells_fail(small: Lab) -> None:
+    done = small("submit", *PLAIN_WORDS, "--gpus", "1,2", "--set", "fail-at=0,1", "--study", "told", "--then-report")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"submitted job \d+: the report, when all cells have ended", done.stdout)
+    log = small.room / "runs" / "told" / "submissions" / "report" / "report.log"
+    until(lambda: log.exists() and "report" in log.read_text(), 90)
+    until(lambda: (small.room / "runs" / "told" / "report").is_dir(), 60)
+    assert {row["status"] for row in small.status("told").values()} == {"completed", "failed"}
+
+
+def test_status_of_1000_cells_in_less_than_a_second(small: Lab) -> None:
+    study = small.room / "runs" / "large"
+    names = [f"n{2 ** (index % 4)}-s{index}" for index in range(1000)]
+    record.write_json(study / "study.json", {"study": "large"})
+    for name in names:
+        record.write_json(study / name / "cell.json", {"name": name, "gpus": 2, "epochs": 10, "cluster": "slurm"})
+        log = record.EpochLog(study / name / "epochs.jsonl")
+        for epoch in range(1, 4):
+            log.append(record.Epoch(epoch, seconds=1.0, samples_per_second=10.0, val_acc=0.5))
+    for number in range(4):
+        part = names[number * 250 : (number + 1) * 250]
+        facts = {"name": f"large.{number}", "cells": part, "names": part, "created": "2026-01-01T00:00:00"}
+        facts |= {"job": str(900_000 + number), "overrides": [], "cancelled": []}
+        record.write_json(study / "submissions" / f"{number:04d}-large" / "submission.json", facts)
+    tries = []
+    for _ in range(3):
+        began = time.monotonic()
+        rows = small.status("large")
+        tries.append(time.monotonic() - began)
+    assert len(rows) == 1000
+    began = time.monotonic()
+    small.run([sys.executable, "-c", "pass"])
+    assert min(tries) < 1.0 + (time.monotonic() - began), tries
+
+
+def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
+    tries = []
+    for _ in range(3):
+        began = time.monotonic()
+        lab.submit(*PLAIN_WORDS, "--gpus", "2,4,8", "--gpu-type", "t4,v100", "--dry-run")
+        tries.append(time.monotonic() - began)
+    assert min(tries) < 0.5, tries
+
+
+# --- scripts that come with the project ----------------------------------------------------------------------------
+
+
+@pytest.mark.ranks
+def test_published_scripts_from_a_clean_clone(slurm_cluster: Cluster, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+    subprocess.run(
+        ["cp", "-r", str(ROOT / "hvdtrain"), str(ROOT / "slurm"), str(ROOT / "jobs"), str(clone)], check=True
+    )
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    worlds = {}
+    for words, world in (([], 2), (["--ntasks-per-node=1", "--gpus-per-node=t4:1"], 1)):
+        command = ["env", path, f"DATA_DIR={tmp_path}", "sbatch", "--parsable", *words, "slurm/digits_2gpu.sh"]
+        done = slurm_cluster.run([*command, "--epochs", "2"], cwd=clone, check=True)
+        worlds[done.stdout.strip()] = world
+    for number, world in worlds.items():
+        file = clone / "runs" / "slurm" / f"digits-{number}" / "result.json"
+        until(lambda file=file: "slurm" in (record.read_json(file) or {}), 120)
+        log = (clone / f"slurm-{number}.out").read_text()
+        result = json.loads(file.read_text())
+        assert (result["status"], result["world_size"]) == ("completed", world), log
+        assert f"attempt 1, SLURM job {number}" in log
+
+
+def test_the_doctor_on_nodes(lab: Lab) -> None:
+    done = lab("doctor", "--json", "--on-nodes", "2", timeout=200)
+    found = json.loads(done.stdout)
+    nodes = {each["node"] for each in found if "node" in each}
+    assert len(nodes) == 2
+    together = {each["name"]: each["status"] for each in found if each["part"] == "nodes"}
+    assert together == {"shared-folder": "ok", "reach": "ok", "time-skew": "ok"}
+    assert [each for each in found if each["status"] == "failed"] == []
+    assert done.returncode == 0

@@ -1,0 +1,17 @@
+#!/bin/bash
+# hvdtrain cell n8-a100
+#SBATCH --job-name=n8-a100.12345678
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=nvidia_a100_80gb:4
+#SBATCH --partition=gpu
+#SBATCH --output='/home/it'"'"'s "a" $b %%j `c` ;&|/runs/digits/n8-a100/log/job.log'
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+set -euo pipefail
+cd -- '/home/it'"'"'s "a" $b %j `c` ;&|'
+export A='it'"'"'s "a" $b %j `c` ;&|
+#SBATCH --nodes=99
+'
+exec /home/ada/venv/bin/python -m hvdtrain.launch.batch --run-dir '/home/it'"'"'s "a" $b %j `c` ;&|/runs/digits/n8-a100' --launcher gloo --job-name n8-a100.12345678 /home/ada/hvdtrain/jobs/digits.py --text 'it'"'"'s "a" $b %j `c` ;&|' -- -x ''

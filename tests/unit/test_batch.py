@@ -1,0 +1,181 @@
+"""How an attempt in a batch job is judged, which launcher it takes, and who may write its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain import record
+from hvdtrain.launch import allocation, batch, choice, ending
+from hvdtrain.launch.ending import Policy, is_early_warning, judge, warning_seconds
+
+DIED = "rank 1 on node2 died without a word, last heard of at step 12"
+
+
+def ending_of(status: int, **more: Any) -> tuple[str, bool]:
+    plain = {"job_state": "RUNNING", "left": 3000.0, "warning": 120.0, "reason": "", "recorded": None, "progress": True}
+    found = judge(status, **{**plain, "accidents": 0, "policy": Policy(), **more})  # type: ignore[arg-type]
+    return found.status, found.requeue
+
+
+@pytest.mark.parametrize(
+    ("status", "facts", "expected"),
+    [
+        (0, {"recorded": "completed"}, ("completed", False)),
+        # preemption, and the time limit
+        (75, {"recorded": "preempted"}, ("preempted", True)),
+        (75, {"recorded": "preempted", "left": 100.0}, ("timeout", True)),
+        (75, {"recorded": "preempted", "left": 100.0, "progress": False}, ("timeout", False)),
+        (75, {"recorded": "preempted", "left": None}, ("preempted", True)),
+        (75, {"recorded": "preempted", "policy": Policy(on=())}, ("preempted", False)),
+        (75, {"recorded": "preempted", "accidents": 9}, ("preempted", True)),
+        (137, {"left": -1.0}, ("timeout", True)),
+        # cancelled: SLURM is ending the job, and nobody wants it back
+        (75, {"recorded": "preempted", "job_state": "COMPLETING"}, ("cancelled", False)),
+        (143, {"job_state": "CANCELLED"}, ("cancelled", False)),
+        # accidents have a budget, a program's own errors have none
+        (1, {"recorded": "failed", "reason": DIED}, ("failed", True)),
+        (137, {}, ("failed", True)),
+        (1, {"recorded": "failed", "reason": DIED, "accidents": 1}, ("failed", False)),
+        (1, {"recorded": "failed", "reason": DIED, "policy": Policy(retries=0)}, ("failed", False)),
+        (1, {"recorded": "failed", "reason": "ValueError: no"}, ("failed", False)),
+        (143, {"recorded": "failed", "reason": "rank 3 on b failed: ValueError: no"}, ("failed", False)),
+        (1, {"recorded": "diverged", "reason": "the loss is nan"}, ("diverged", False)),
+        (2, {"recorded": "failed", "reason": "no such file"}, ("failed", False)),
+        # srun says 0 when a node fails under it
+        (0, {}, ("failed", True)),
+        (0, {"job_state": "COMPLETING"}, ("preempted", False)),
+    ],
+)
+def test_endings(status: int, facts: dict[str, Any], expected: tuple[str, bool]) -> None:
+    assert ending_of(status, **facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 120.0), (86400.0, 120.0), (300.0, 60.0), (60.0, 12.0), (10.0, 5.0)]
+)
+def test_short_jobs_are_warned_later(limit: float | None, expected: float) -> None:
+    assert warning_seconds(120.0, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "early"), [(None, False), (3000.0, False), (170.0, True), (121.0, True), (120.0, False), (5.0, False)]
+)
+def test_slurm_warns_up_to_a_minute_early(left: float | None, early: bool) -> None:
+    assert is_early_warning(left, 120.0) is early
+
+
+@pytest.mark.parametrize(
+    ("types", "mpi", "known", "expected", "why"),
+    [
+        (["none", "pmix", "pmix_v4"], "Open MPI 5", True, "pmix", "offers pmix_v4"),
+        (["none", "pmi2"], "Open MPI 5", True, "gloo", "offers no pmix (none, pmi2)"),
+        (["pmix"], None, True, "gloo", "built without MPI"),
+        (["pmix"], None, False, "gloo", "no Horovod of hvdtrain is installed here"),
+    ],
+)
+def test_the_launcher_and_why(types: list[str], mpi: str | None, known: bool, expected: str, why: str) -> None:
+    name, reason = choice.decide(types, mpi, known)
+    assert name == expected
+    assert why in reason
+
+
+JOB = """\
+JobId=7 ArrayJobId=5 ArrayTaskId=2 JobName=digits.ab
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:10 TimeLimit=1-02:00:30 TimeMin=N/A
+   StartTime=2026-01-01T10:00:00 EndTime=2026-01-02T12:00:30 Deadline=N/A
+   Partition=all AllocNode:Sid=login:1
+   ReqNodeList=(null) ExcNodeList=(null)
+   NodeList=n-t4-[1-2],n-v100-1
+   JOB_GRES=gpu:6
+     Nodes=n-t4-[1-2] CPU_IDs=0-1 Mem=2000 GRES=gpu:t4:2(IDX:0-1)
+     Nodes=n-v100-1 CPU_IDs=0-1 Mem=2000 GRES=gpu:v100:2(IDX:0-1)
+"""
+
+
+def test_what_slurm_says_of_the_job() -> None:
+    job = allocation.parse("7", JOB)
+    assert (job.state, job.restarts, job.may_requeue, job.nodes) == ("RUNNING", 2, True, "n-t4-[1-2],n-v100-1")
+    assert job.limit == 26 * 3600 + 30
+    assert job.gpus == {"t4": 4, "v100": 2}
+    assert job.gpu_types == ["t4", "v100"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SLURM_NTASKS": "8"}, 8),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, 8),
+        ({"SLURM_JOB_NUM_NODES": "1"}, 1),
+    ],
+)
+def test_ranks_of_the_allocation(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: int) -> None:
+    for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert allocation.ranks() == expected
+
+
+def test_outside_of_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert batch.main(["digits"]) == 2
+    assert "submit it with sbatch" in capsys.readouterr().err
+
+
+# --- a later attempt takes over -----------------------------------------------------------------------------------
+
+
+def test_a_replaced_attempt_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(record.RUN_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(record.ATTEMPT_VARIABLE, "7-0")
+    record.write_json(tmp_path / "slurm.json", {"attempt": "7-0"})
+    record.begin(tmp_path, {})
+    log = record.EpochLog(tmp_path / "epochs.jsonl")
+    log.append(record.Epoch(1))
+    record.write_json(tmp_path / "slurm.json", {"attempt": "7-1"})
+    with pytest.raises(record.SupersededError):
+        log.append(record.Epoch(2))
+    with pytest.raises(record.SupersededError):
+        record.finish(tmp_path, "failed", 1)
+    record.note(reason="late")
+    assert [epoch.epoch for epoch in record.read_epochs(tmp_path / "epochs.jsonl")] == [1]
+    assert "reason" not in (record.read_json(tmp_path / "running.json") or {})
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_an_attempt_that_was_killed_is_closed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(record.ATTEMPT_VARIABLE, raising=False)
+    record.write_json(tmp_path / "slurm.json", {"attempt": "7-0", "began": 1000.0, "job_id": "7"})
+    assert batch._close_earlier(tmp_path)
+    record.set_aside(tmp_path)
+    result = record.read_json(tmp_path / "attempts" / "1" / "result.json")
+    assert result is not None
+    assert result["status"] == "preempted"
+    assert result["slurm"]["began"] == 1000.0
+    assert not batch._close_earlier(tmp_path / "nothing")
+
+
+def test_accidents_are_counted_for_one_job(tmp_path: Path) -> None:
+    for number, (status, job) in enumerate([("failed", "7"), ("preempted", "7"), ("failed", "8")], start=1):
+        record.write_json(
+            tmp_path / "attempts" / str(number) / "result.json", {"status": status, "slurm": {"job_id": job}}
+        )
+    assert batch._accidents(tmp_path, "7") == 1
+
+
+def test_the_reason_for_giving_up_says_what_to_type() -> None:
+    facts: dict[str, Any] = {
+        "job_state": "RUNNING",
+        "left": 10.0,
+        "warning": 12.0,
+        "reason": "",
+        "recorded": "preempted",
+    }
+    found = judge(75, **facts, progress=False, accidents=0, policy=Policy())
+    assert "give a longer --time, then `hvdtrain resume`" in found.reason
+    assert ending.Policy().retries == 1

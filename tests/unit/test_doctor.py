@@ -1,0 +1,113 @@
+"""The doctor: what it finds, on this machine and on broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.doctor import check, cli
+from hvdtrain.doctor.check import REGISTRY, Context, examine
+
+
+def outcome(name: str, folder: Path) -> dict[str, str]:
+    cli.examine((), folder)  # registers all checks
+    return examine(next(each for each in REGISTRY.checks if each.name == name), Context(folder))
+
+
+def test_about_thirty_checks_with_names_of_their_own(tmp_path: Path) -> None:
+    found = cli.examine(cli.PARTS, tmp_path)
+    names = [each["name"] for each in found]
+    assert len(names) == len(set(names)) >= 25
+    for each in found:
+        told = bool(each["why"]) and bool(each["fix"])
+        assert told == (each["status"] in ("failed", "warning")), each
+
+
+def test_json_and_exit_status(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOROVOD_GLOO_IFACE": "eth77"}
+    command = [sys.executable, "-m", "hvdtrain", "doctor", "--json", "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert found["interface"]["status"] == "failed"
+    assert "HOROVOD_GLOO_IFACE=eth77" in found["interface"]["what"]
+    assert found["horovod-build"]["status"] == found["horovod-loads"]["status"] == "ok"
+    assert not (tmp_path / "runs").exists(), "looking creates nothing"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_says_what_why_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_HIERARCHICAL_ALLREDUCE", "1")
+    cli._print([outcome("horovod-variables", tmp_path)])
+    told = capsys.readouterr().out
+    assert "WARNING horovod-variables" in told
+    assert "why it matters: it hangs or aborts under Gloo" in told
+    assert "what to type:   unset HOROVOD_HIERARCHICAL_ALLREDUCE" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "status", "words"),
+    [
+        ("interface", {"HOROVOD_GLOO_IFACE": "nope"}, "failed", "there is no such interface"),
+        ("interface", {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "ib0"}, "warning", "differ (ib0, lo)"),
+        ("threads", {"OMP_NUM_THREADS": "4096"}, "warning", "OMP_NUM_THREADS=4096 on"),
+        ("horovod-variables", {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}, "warning", "HOROVOD_GLOO_TIMEOUT_SECONDS=30"),
+        ("horovod-variables", {"PMIX_RANK": "0"}, "warning", "outside of any launcher"),
+        ("proxy", {"http_proxy": "http://p"}, "ok", "the launcher exempts the nodes"),
+        ("other-names", {"SLURM_JOB_NODELIST": "ghost-[1-2]"}, "failed", "ghost-1, ghost-2 cannot be resolved"),
+    ],
+)
+def test_a_broken_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, environment: dict[str, str], status: str, words: str
+) -> None:
+    for variable in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "SLURM_PROCID"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    found = outcome(name, tmp_path)
+    assert found["status"] == status
+    assert words in found["what"]
+
+
+def test_few_open_files(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        assert outcome("open-files", tmp_path)["status"] == "warning"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    assert outcome("run-folder", Path("/proc/sys"))["status"] == "failed"
+    assert outcome("atomic-rename", Path("/proc/sys"))["status"] == "failed"
+
+
+def test_a_wrong_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hvdtrain.toml").write_text('[site]\npartion = "x"\n')
+    monkeypatch.chdir(tmp_path)
+    found = outcome("profile", tmp_path)
+    assert found["status"] == "failed"
+    assert 'did you mean "partition"?' in found["what"]
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
+    def broken(context: Context) -> check.Finding:
+        raise RuntimeError("no luck")
+
+    found = examine(check.Check("broken", "node", broken), Context(tmp_path))
+    assert found["status"] == "failed"
+    assert "RuntimeError: no luck" in found["what"]
+
+
+def test_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--on-nodes", "0"]) == 2
+    assert "--on-nodes 0: legal is a number of nodes from 1" in capsys.readouterr().err
