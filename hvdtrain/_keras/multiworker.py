@@ -35,9 +35,9 @@ class MultiWorker:
         hvd.init()
         place = session.world
         # Not by Horovod's broadcast: with TensorFlow's first operation it would be too late to set up its collectives.
-        session.started(hvd.size(), hvd.rank(), _by_mpi)
+        session.started(hvd.size(), hvd.rank(), lambda address: _mpi().bcast(address))
         host = network.own_address(place)
-        members = session.exchange(f"{host}:{_free_port(host)}")
+        members = session.exchange(f"{host}:{_free_port(host)}", lambda value: list(_mpi().allgather(value)))
         hvd.shutdown()
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": members}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
@@ -121,11 +121,13 @@ def _collect(values: Any, indices: Any) -> tuple[Any, Any]:
     return context.all_gather(here[0], 0), context.all_gather(here[1], 0)
 
 
-def _by_mpi(address: Any) -> Any:
-    """Where MPI brought the ranks together, it also tells them where rank 0 listens."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.bcast(address)
+def _mpi() -> Any:
+    """Where MPI brought the ranks together, it also tells them where to find each other."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise UserError(f'strategy "multiworker" under MPI needs mpi4py ({error}): pip install mpi4py') from None
+    return MPI.COMM_WORLD
 
 
 def _free_port(host: str) -> int:

@@ -146,13 +146,13 @@ def cores(context: Context) -> Finding:
     """How many cores may this process use?"""
     mine, all_ = machine.cores(), os.cpu_count() or 1
     asked = os.environ.get("SLURM_CPUS_PER_TASK")
-    if asked and asked.isdigit() and "SLURM_PROCID" in os.environ and mine < int(asked):
+    if asked and asked.isdigit() and "SLURM_STEP_ID" in os.environ and mine < int(asked):
         return warning(
             f"this task is bound to {mine} cores and was given {asked}",
             "its threads share fewer cores than they think",
             'cpu_bind = "none" in the site profile, or --cpus-per-task for srun as well',
         )
-    if mine == 1 and all_ > 1 and "SLURM_PROCID" in os.environ:
+    if mine == 1 and all_ > 1 and "SLURM_STEP_ID" in os.environ:
         return warning(
             f"this task is bound to one of {all_} cores", "reading data will hold the GPU up", "give --cpus-per-task"
         )
@@ -235,7 +235,7 @@ def horovod_variables(context: Context) -> Finding:
             f"unset {hierarchical[0]}",
         )
     stale = [name for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") if name in os.environ]
-    if stale and "SLURM_PROCID" not in os.environ:
+    if stale and "SLURM_STEP_ID" not in os.environ:
         return warning(
             f"{', '.join(stale)} is set outside of any launcher",
             "a job would take itself for one of several ranks",

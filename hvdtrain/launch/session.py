@@ -164,20 +164,21 @@ class Session:
         self._client = self._client or Client(address, self.world.rank)
         self._watchdog = Watchdog(self.world.rank, self.world.node, self._client, self._stall_timeout, self._supervisor)
 
-    def exchange(self, value: str) -> list[str]:
+    def exchange(self, value: str, allgather: Callable[[str], list[str]]) -> list[str]:
         """`value` of every rank, in order of ranks, without any framework. Once, between `hvd.init()` and its shutdown.
 
-        Raises:
-            LaunchError: a rank does not answer, or this launcher leaves no way to ask.
-        """
-        try:
-            if self._file is not None and self._client is not None:
-                address = self._client.address
-                return exchange(address, self.world.rank, self.world.size, value, self._connect_timeout)
-            from mpi4py import MPI
+        Args:
+            allgather: gives it where no file led to rank 0 (MPI).
 
-            return list(MPI.COMM_WORLD.allgather(value))
-        except (OSError, ImportError) as error:
+        Raises:
+            LaunchError: a rank does not answer.
+        """
+        if self._file is None or self._client is None:
+            return allgather(value)
+        try:
+            address = self._client.address
+            return exchange(address, self.world.rank, self.world.size, value, self._connect_timeout)
+        except OSError as error:
             raise LaunchError(f"the ranks could not tell each other where they listen: {error}") from error
 
     # --- while training ---
