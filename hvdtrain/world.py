@@ -49,6 +49,10 @@ class World:
         return replace(self, device=device)
 
 
+#: What launchers tell a rank its number by; outside of any, they make a process take itself for one of several.
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+
 def detect(environ: Environment | None = None) -> World:
     """The world that the launcher of this process describes; a world of one when nothing launched it.
 

@@ -13,7 +13,7 @@ from hvdtrain import machine
 from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
-from hvdtrain.world import expand_hostlist
+from hvdtrain.world import RANK_VARIABLES, expand_hostlist
 
 _PART = "node"
 _FILES = 4096
@@ -234,7 +234,7 @@ def horovod_variables(context: Context) -> Finding:
             "it hangs or aborts under Gloo; the launcher takes it away",
             f"unset {hierarchical[0]}",
         )
-    stale = [name for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") if name in os.environ]
+    stale = [name for name in RANK_VARIABLES if name in os.environ]
     if stale and "SLURM_STEP_ID" not in os.environ:
         return warning(
             f"{', '.join(stale)} is set outside of any launcher",
