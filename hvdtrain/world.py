@@ -104,6 +104,18 @@ def launch_id(environ: Environment | None = None) -> str:
     return "-".join([*parts, environ.get("SLURM_RESTART_COUNT") or "0"])
 
 
+def slurm_task(environ: Environment | None = None) -> int | None:
+    """The number of this task of a SLURM job; None outside of one."""
+    text = (os.environ if environ is None else environ).get("SLURM_PROCID", "")
+    return int(text) if text.isdigit() else None
+
+
+def rank_variables(environ: Environment | None = None) -> list[str]:
+    """Variables in the environment by which a launcher tells a process its rank."""
+    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+    return [name for name in names if name in (os.environ if environ is None else environ)]
+
+
 def another_node(world: World, environ: Environment | None = None) -> str | None:
     """The name of a node of this step other than ours; None when SLURM does not tell, or there is none."""
     environ = os.environ if environ is None else environ
