@@ -49,10 +49,6 @@ class World:
         return replace(self, device=device)
 
 
-#: What launchers tell a rank its number by; outside of any, they make a process take itself for one of several.
-RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-
-
 def detect(environ: Environment | None = None) -> World:
     """The world that the launcher of this process describes; a world of one when nothing launched it.
 
@@ -106,6 +102,18 @@ def launch_id(environ: Environment | None = None) -> str:
         return given
     parts = [environ.get(f"SLURM_{name}", "") for name in ("CLUSTER_NAME", "JOB_ID", "STEP_ID")]
     return "-".join([*parts, environ.get("SLURM_RESTART_COUNT") or "0"])
+
+
+def slurm_task(environ: Environment | None = None) -> int | None:
+    """The number of this task of a SLURM job; None outside of one."""
+    text = (os.environ if environ is None else environ).get("SLURM_PROCID", "")
+    return int(text) if text.isdigit() else None
+
+
+def rank_variables(environ: Environment | None = None) -> list[str]:
+    """Variables in the environment by which a launcher tells a process its rank."""
+    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+    return [name for name in names if name in (os.environ if environ is None else environ)]
 
 
 def another_node(world: World, environ: Environment | None = None) -> str | None:

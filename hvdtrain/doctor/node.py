@@ -9,11 +9,11 @@ import shutil
 import socket
 import subprocess
 
-from hvdtrain import machine
+from hvdtrain import machine, world
 from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
-from hvdtrain.world import RANK_VARIABLES, expand_hostlist
+from hvdtrain.world import expand_hostlist
 
 _PART = "node"
 _FILES = 4096
@@ -146,13 +146,13 @@ def cores(context: Context) -> Finding:
     """How many cores may this process use?"""
     mine, all_ = machine.cores(), os.cpu_count() or 1
     asked = os.environ.get("SLURM_CPUS_PER_TASK")
-    if asked and asked.isdigit() and "SLURM_STEP_ID" in os.environ and mine < int(asked):
+    if asked and asked.isdigit() and world.slurm_task() is not None and mine < int(asked):
         return warning(
             f"this task is bound to {mine} cores and was given {asked}",
             "its threads share fewer cores than they think",
             'cpu_bind = "none" in the site profile, or --cpus-per-task for srun as well',
         )
-    if mine == 1 and all_ > 1 and "SLURM_STEP_ID" in os.environ:
+    if mine == 1 and all_ > 1 and world.slurm_task() is not None:
         return warning(
             f"this task is bound to one of {all_} cores", "reading data will hold the GPU up", "give --cpus-per-task"
         )
@@ -234,8 +234,8 @@ def horovod_variables(context: Context) -> Finding:
             "it hangs or aborts under Gloo; the launcher takes it away",
             f"unset {hierarchical[0]}",
         )
-    stale = [name for name in RANK_VARIABLES if name in os.environ]
-    if stale and "SLURM_STEP_ID" not in os.environ:
+    stale = world.rank_variables()
+    if stale and world.slurm_task() is None:
         return warning(
             f"{', '.join(stale)} is set outside of any launcher",
             "a job would take itself for one of several ranks",

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import record
-from hvdtrain import world as worlds
+from hvdtrain import record, world
 from hvdtrain.doctor.check import failed, ok, warning
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
@@ -56,7 +55,7 @@ def ask(nodes: int, folder: Path, options: Sequence[str], seconds: float = 600.0
 def report(place: Path, outcomes: list[dict[str, Any]]) -> None:
     """On a node: meet the others, and write down what was found."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    first = worlds.detect().rank == 0
+    first = world.slurm_task() in (None, 0)
     with _listening(place) if first else contextlib.nullcontext():
         problem = _meet(place)
         own = place / f"{node}.json"

@@ -105,6 +105,10 @@ def test_golden(name: str) -> None:
     assert text == golden.read_text()
 
 
+def test_every_golden_file_has_a_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("slurm-*.sh")} == {*CASES, "slurm-array"}
+
+
 def test_only_three_directives_fix_the_layout() -> None:
     names = [text.partition("=")[0] for text in batch_script.directives(render(cell(), ALPS, where()))]
     assert names[1:4] == ["--nodes", "--ntasks-per-node", "--gpus-per-node"]

@@ -73,8 +73,8 @@ def test_golden(name: str) -> None:
 
 
 def test_every_golden_file_has_a_case() -> None:
-    local = {path.stem for path in GOLDEN.glob("*.sh") if not path.stem.startswith("slurm-")}
-    assert local == set(CASES)
+    names = {path.stem for path in GOLDEN.glob("*.sh") if not path.stem.startswith("slurm-")}
+    assert names == set(CASES)
 
 
 #: Anything that the kernel takes as an argument.
