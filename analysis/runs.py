@@ -102,7 +102,10 @@ def _run(record: CellRecord, study: str) -> Run:
         gpu_type=None if device == "cpu" else _text(cell.get("gpu_type")) or (" + ".join(gpu_models) or None),
         device=device,
         asked=asked,
-        n_gpus=_whole(facts.get("world_size"), "world_size", where) or asked,
+        # One process may drive several devices (strategy mirrored).
+        n_gpus=_whole(facts.get("replicas"), "replicas", where)
+        or _whole(facts.get("world_size"), "world_size", where)
+        or asked,
         n_nodes=_whole(shape.get("nodes"), "nodes", where) or (len(hosts) or None),
         per_gpu_batch=_whole(_first(facts, cell, "batch_size"), "batch_size", where),
         lr_rule=_text(_first(facts, cell, "lr_rule")),
