@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("hvdtrain.doctor.cli", "what is wrong here, before a job finds out"),
     "run": ("hvdtrain.run", "one rank of a job, under any launcher or alone"),
     "launch": ("hvdtrain.launch.cli", "start ranks of a job on this machine"),
+    "new": ("hvdtrain.new", "write a job of your own to begin with"),
     "fetch": ("hvdtrain.data.fetch", "download a study's data"),
     "build-horovod": ("hvdtrain.horovod_build.cli", "compile Horovod for the installed frameworks"),
     "testcluster": ("hvdtrain.testcluster.__main__", "a real SLURM cluster on one machine, for tests"),

@@ -1,0 +1,1 @@
+"""Jobs that `hvdtrain new` copies; each runs as it is."""
