@@ -2,19 +2,27 @@
 
 import os
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-
-import keras
-
-import hvdtrain.keras as hk
 from hvdtrain import job
-from hvdtrain.data import image_job
 
 
 def main() -> None:
     strategies = ("horovod", "multiworker", "mirrored", "tpu", "single")
     parser = job.parser(__doc__, epochs=10, batch_size=32, lr=0.0001, warmup_epochs=1, strategies=strategies)
-    image_job.add_options(parser, backbone="MobileNetV2", image_size=224)
+    parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
+    parser.add_argument("--image-size", type=int, default=224, help="edge in pixels")
+    parser.add_argument(
+        "--backbone", default="MobileNetV2", help="of keras.applications, such as ResNet50, EfficientNetB0"
+    )
+    parser.add_argument(
+        "--weights", default="imagenet", help="of the backbone: imagenet (downloads), none, or a .weights.h5 file"
+    )
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the layers")
+    parser.add_argument(
+        "--max-bad", type=int, help="unreadable files that are left out; default: 1 in 100, at least 10"
+    )
+    parser.add_argument(
+        "--framework", default="tensorflow", choices=["tensorflow", "torch"], help="what Keras computes with"
+    )
     parser.add_argument(
         "--published", action="store_true", help="the study's own rate, Adam(lr=0.1 x GPUs), which diverges"
     )
@@ -22,6 +30,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.published:
         options.lr, options.lr_rule, options.warmup_epochs = 0.1, "linear", 0.0
+    os.environ["KERAS_BACKEND"] = options.framework  # read when Keras is imported
+    import keras
+
+    import hvdtrain.keras as hk
+    from hvdtrain.data import image_job
+
     hk.init(options.strategy)
     keras.utils.set_random_seed(options.seed)
     keras.config.set_dtype_policy(image_job.POLICIES[options.precision])

@@ -21,22 +21,6 @@ POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"
 _AROUND_ZERO = ("MobileNet", "MobileNetV2", "InceptionV3", "InceptionResNetV2", "Xception")
 
 
-def add_options(parser: argparse.ArgumentParser, backbone: str, image_size: int) -> None:
-    """The options that both jobs take."""
-    parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
-    parser.add_argument("--image-size", type=int, default=image_size, help="edge in pixels")
-    parser.add_argument(
-        "--backbone", default=backbone, help="of keras.applications, such as MobileNetV2, ResNet50, EfficientNetB0"
-    )
-    parser.add_argument(
-        "--weights", default="imagenet", help="of the backbone: imagenet (downloads), none, or a .weights.h5 file"
-    )
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the layers")
-    parser.add_argument(
-        "--max-bad", type=int, help="unreadable files that are left out; default: 1 in 100, at least 10"
-    )
-
-
 def one_folder(
     name: str, options: argparse.Namespace, share: float
 ) -> tuple[Packed, Rows, np.ndarray, Rows, np.ndarray]:

@@ -103,8 +103,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("job", ["caltech256", "fruit"])
-def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, trees: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("job", "framework"), [("caltech256", "tensorflow"), ("fruit", "torch")])
+def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, framework: str, trees: Path, tmp_path: Path) -> None:
     """As many samples count in each epoch; what the ranks learn is compared where nothing is drawn at random."""
     arguments = [
         "--data-dir",
@@ -120,8 +120,7 @@ def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, trees: Path, tm
         "--max-bad",
         3,
     ]
-    if job == "fruit":
-        arguments.append("--frozen")
+    arguments += ["--framework", framework, *(["--frozen"] if job == "fruit" else [])]
     runs = {}
     for ranks in (1, 2):
         _, runs[ranks] = train(job, ranks, tmp_path / str(ranks), *arguments, "--batch-size", 16 // ranks)
