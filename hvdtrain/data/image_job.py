@@ -1,4 +1,4 @@
-"""What the Keras jobs on image folders share: their data, their augmentation, and a pretrained backbone with a new head."""
+"""What the Keras jobs on image folders share: their data, and a pretrained backbone with a new head."""
 
 from __future__ import annotations
 
@@ -50,27 +50,11 @@ def _part(packed: Packed, chosen: np.ndarray) -> tuple[Rows, np.ndarray]:
     return Rows(packed.images, chosen), packed.labels[chosen]
 
 
-def augmentation(zoom: float, shift: float, rotation: float, flip: bool) -> list[Any]:
-    """Layers that change whole batches at random in training, where the model runs: on the GPU when there is one.
-
-    Args:
-        zoom: largest change of scale, as a share.
-        shift: largest way, as a share of the edge.
-        rotation: largest angle, as a share of a full turn.
-        flip: left and right exchanged, every other time.
-    """
-    return [
-        *([layers.RandomFlip("horizontal")] if flip else []),
-        *([layers.RandomRotation(rotation, fill_mode="nearest")] if rotation else []),
-        *([layers.RandomZoom(zoom, fill_mode="nearest")] if zoom else []),
-        *([layers.RandomTranslation(shift, shift, fill_mode="nearest")] if shift else []),
-    ]
-
-
-def classifier(options: argparse.Namespace, classes: int, changes: list[Any], fine_tune: bool) -> keras.Model:
+def classifier(options: argparse.Namespace, classes: int, changes: keras.layers.Layer, fine_tune: bool) -> keras.Model:
     """Pixels -> augmentation -> backbone -> mean over positions -> logits, one for each class.
 
     Args:
+        changes: the augmentation.
         fine_tune: whether the backbone learns too; its batch statistics stay as they are in either case.
 
     Raises:
@@ -84,17 +68,11 @@ def classifier(options: argparse.Namespace, classes: int, changes: list[Any], fi
     size = options.image_size
     pixels = keras.Input((size, size, 3), dtype="uint8")
     scale, offset = (1 / 127.5, -1.0) if options.backbone in _AROUND_ZERO else (1.0, 0.0)
-    features = layers.Rescaling(scale, offset)(_all(changes, pixels))
+    features = layers.Rescaling(scale, offset)(changes(pixels))
     backbone = _backbone(options, size)
     backbone.trainable = fine_tune
     pooled = layers.GlobalAveragePooling2D()(backbone(features, training=False))
     return keras.Model(pixels, layers.Dense(classes, dtype="float32")(pooled))
-
-
-def _all(changes: list[Any], value: Any) -> Any:
-    for change in changes:
-        value = change(value)
-    return value
 
 
 def _backbone(options: argparse.Namespace, size: int) -> keras.Model:
