@@ -35,6 +35,20 @@ TOLERANCE = {
     "mixed_float16_accumulation": 5e-3,
     "scaled_by_compile": 3e-3,
 }
+#: In these worlds some cases: each world compiles all its graphs anew, which on two cores takes minutes.
+SOME = (
+    *(
+        "sgd_momentum",
+        "adamw",
+        "global_clipnorm",
+        "accumulation",
+        "eager",
+        "last_step_shared_out",
+        "sparse_adam_clipped",
+    ),
+    *("bf16_on_the_wire", "mixed_float16", "overflow_on_one_rank"),
+)
+FEWER = [("tensorflow", 4, "local"), ("tensorflow", 2, "mpirun")]
 #: On PyTorch fewer: the transport is the one that tests/training/test_equivalence.py has in all its forms.
 WORLDS = [("tensorflow", ranks, launcher) for launcher in ("local", "mpirun") for ranks in (2, 4)]
 WORLDS += [("torch", 2, "local"), ("torch", 4, "mpirun")]
@@ -45,6 +59,7 @@ class Trained:
 
     def __init__(self, backend: str, ranks: int, launcher: str, folder: Path) -> None:
         out = folder / "state.npz"
+        cases = ("--cases", *SOME) if (backend, ranks, launcher) in FEWER else ()
         ended = run_world(
             ranks,
             JOB,
@@ -52,6 +67,7 @@ class Trained:
             UNION,
             "--out",
             out,
+            *cases,
             options=["--launcher", launcher],
             patience=280.0,
             KERAS_BACKEND=backend,
@@ -85,9 +101,12 @@ def test_ranks_end_where_one_rank_on_the_union_ends(
     expected = one_rank(backend)
     trained = Trained(backend, ranks, launcher, tmp_path)
     assert trained.report["unlike"] == [], "ranks ended with different weights"
-    assert trained.arrays.keys() == expected.arrays.keys()
+    if (backend, ranks, launcher) in FEWER:
+        assert trained.cases() == sorted(SOME)
+    else:
+        assert trained.arrays.keys() == expected.arrays.keys()
     failed = []
-    for case in expected.cases():
+    for case in trained.cases():
         names = [name for name in expected.arrays if name.split("/")[0] == case]
         seen = max(float(np.abs(trained.arrays[name] - expected.arrays[name]).max()) for name in names)
         print(f"{backend} {launcher} {ranks} ranks  {case}: {seen:.1e}")
