@@ -41,6 +41,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
             steps_per_epoch(self.n_samples, batch_size, world().size, uneven)
         except ValueError as error:
             raise UserError(str(error)) from None
+        if len(self) == 0:
+            raise UserError(f"{self.n_samples} samples for {in_process()} devices: each needs at least one")
 
     def start(self, epoch: int, skipped: int = 0) -> None:
         """Give the batches of `epoch` from now on, without its first `skipped` samples of the whole world."""

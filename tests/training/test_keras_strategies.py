@@ -114,6 +114,7 @@ for make in (
     lambda: hk.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(SGD(0.1))),
     lambda: hk.DistributedOptimizer(SGD(0.1, use_ema=True, ema_overwrite_frequency=3)),
     lambda: hk.DistributedOptimizer(SGD(0.1), compression="fp16"),
+    lambda: hk.loader(keras.ops.ones((1, 4)), keras.ops.ones(1), batch_size=8),
     lambda: hk.init("horovod"),
 ):
     try:
@@ -135,6 +136,7 @@ def test_what_a_strategy_cannot_do_is_refused_with_the_reason(tmp_path: Path) ->
         "the loss scaling of mixed_float16 (mixed_bfloat16 needs none) makes the update depend",
         "ema_overwrite_frequency makes the update depend",
         'compression="fp16" needs strategy "horovod"',
+        "1 samples for 2 devices: each needs at least one",
         'init(strategy="horovod") after init(strategy="mirrored")',
     )
     assert len(said) == len(expected), ended.out
