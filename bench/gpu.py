@@ -1,0 +1,184 @@
+"""What hvdtrain does on a GPU, in one command of less than ten minutes. Needs torch with CUDA; the network is not used.
+
+    python bench/gpu.py --source horovod-0.28.1.tar.gz --json bench/results/gpu_MODEL.json
+    python bench/gpu.py --tiny                 # on any machine, with the CPU where there is no GPU: to see that it runs
+
+Every part runs in a process of its own; one that fails is reported and costs the others nothing.
+
+    build      Horovod without CUDA (two ranks share the GPU over Gloo) and, last, with CUDA and NCCL
+    jobs       each PyTorch job with one rank: samples/s, share of time waiting for data, use of the GPU
+    shared     two ranks on the one GPU end where one rank ends
+    speed      `fit` beside a hand-tuned loop: ResNet-50, fp32 and bf16, with channels-last, with torch.compile, in turns
+    cache      waiting for data from the packed image cache
+    kernels    the perceptron's engines: forward and backward seconds for the sizes that the study published
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from turns import finish, machine, parser, table
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).with_name("gpu_parts.py")
+#: Of the whole run, in seconds; what has not begun by then is left out, and said so.
+BUDGET = 570.0
+
+
+class Failed(Exception):
+    """A part did not work; the message has its output."""
+
+
+def run(command: list[object], seconds: float = 300, **environ: str) -> str:
+    """Standard output and error of a command that must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=seconds, env=environment, check=False, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{' '.join(words)}: not done after {seconds:.0f} s") from None
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(words)} ended with status {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout + done.stderr
+
+
+def part(name: str, *arguments: object, seconds: float = 300, **environ: str) -> Any:
+    """What a part of `gpu_parts.py` found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        run([sys.executable, HERE, name, "--out", out, *arguments], seconds, **environ)
+        return json.loads(out.read_text())
+
+
+def build(options: argparse.Namespace, cuda: bool) -> Any:
+    """Seconds of a build, and what Horovod then says about itself."""
+    source = ["--source", options.source] if options.source else []
+    switches = ["--cuda", "on", "--nccl", "auto"] if cuda else ["--cuda", "off"]
+    began = time.perf_counter()
+    log = run([sys.executable, "-m", "hvdtrain.horovod_build", "--frameworks", "torch", *switches, *source], 400)
+    took = time.perf_counter() - began
+    found = {"seconds": took, "said": log.strip().splitlines()[-1]}
+    return {**found, "one rank": part("nccl")} if cuda else found
+
+
+def jobs(options: argparse.Namespace) -> Any:
+    """Samples/s of each job that needs no data from elsewhere."""
+    from hvdtrain import record
+
+    epochs = 2 if options.tiny else 5
+    found = {}
+    for job, words in {
+        "digits": [],
+        "cifar10_cnn": ["--data", "synthetic"],
+        "cifar10_cnn bf16": ["--data", "synthetic", "--precision", "bf16"],
+    }.items():
+        if options.tiny and job != "digits":
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            world = ["-m", "hvdtrain.launch", "-n", "1", "--launcher", "none", "--run-dir", folder]
+            run([sys.executable, *world, job.split()[0], "--epochs", epochs, *words])
+            kept = record.read_epochs(Path(folder) / "epochs.jsonl")[1:]
+            facts = json.loads((Path(folder) / "result.json").read_text())
+            gpus = [json.loads(each.read_text()) for each in sorted(Path(folder).glob("gpus/*.json"))]
+        seconds, data = sum(epoch.seconds or 0 for epoch in kept), sum(epoch.seconds_data or 0 for epoch in kept)
+        rates = sorted(epoch.samples_per_second or 0 for epoch in kept)
+        found[job] = {"samples_per_s": rates[len(rates) // 2], "data_share": data / seconds, "gpus": gpus}
+        found[job]["device"] = facts.get("device")
+    return found
+
+
+def shared(options: argparse.Namespace) -> Any:
+    """Two ranks that see the same GPU, started by hand since our starter refuses more ranks than GPUs; one rank on the union."""
+    from hvdtrain.launch.local import rank_environment
+
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder) / f"{name}.json" for name in ("two", "one")]
+        meeting = Path(folder) / "meeting"
+        meeting.mkdir()
+        ranks = []
+        for rank in range(2):
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(rank, 2, 1, str(meeting), "bench-gpu")}
+            command = [sys.executable, str(HERE), "union", "--out", str(outs[0])]
+            ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        said = [process.communicate(timeout=200)[0].decode() for process in ranks]
+        if any(process.returncode for process in ranks):
+            raise Failed("two ranks on one GPU:\n" + "\n".join(said)[-3000:])
+        run([sys.executable, HERE, "union", "--out", outs[1]])
+        two, one = (json.loads(path.read_text()) for path in outs)
+    differences = [abs(a - b) for a, b in zip(two["weights"], one["weights"], strict=True)]
+    return {
+        "device": two["device"],
+        "largest difference of a weight": max(differences),
+        "samples_per_s": two["samples_per_s"],
+    }
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--source", type=Path, help="horovod-0.28.1.tar.gz, where there is no network")
+    options = made.parse_args()
+    if options.tiny:
+        options.rounds = 1
+    if options.source:
+        options.source = options.source.resolve()
+    tiny = ["--tiny"] if options.tiny else []
+    began, facts = time.monotonic(), machine()
+    parts: dict[str, Callable[[], Any]] = {
+        "device": lambda: part("device"),
+        "build, without CUDA": lambda: build(options, cuda=False),
+        "jobs": lambda: jobs(options),
+        "shared": lambda: shared(options),
+        "speed": lambda: part("speed", "--rounds", options.rounds, *tiny),
+        "cache": lambda: part("cache", *tiny),
+        "kernels": lambda: part("kernels", *tiny, **({"NUMBA_ENABLE_CUDASIM": "1"} if options.tiny else {})),
+        "build, with CUDA": lambda: build(options, cuda=True),
+    }
+    if options.tiny:
+        # The machine's own Horovod stays as it is.
+        parts = {name: each for name, each in parts.items() if not name.startswith("build")}
+    found: dict[str, Any] = {}
+    rows = []
+    for name, each in parts.items():
+        started = time.monotonic()
+        if started - began > BUDGET:
+            found[name] = {"left out": f"{BUDGET:.0f} s are over"}
+        else:
+            try:
+                found[name] = each()
+            except (Failed, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+                found[name] = {"failed": str(error)}
+        took = time.monotonic() - started
+        print(f"{name}: {took:.0f} s", file=sys.stderr, flush=True)
+        content = found[name]
+        if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
+            rows += [[name, key, _short(value)] for key, value in content.items()]
+        else:
+            rows.append([name, "", _short(content)])
+    finish(options, facts, table(["part", "", "found"], rows), {"found": found})
+    if any("failed" in each for each in found.values() if isinstance(each, dict)):
+        sys.exit(1)
+
+
+def _short(value: Any) -> str:
+    """One line of a table."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_short(each)}" for key, each in value.items())
+    return " ".join(str(value).split())[:200]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
