@@ -1,0 +1,62 @@
+"""Every bench runs from start to end with as little work as possible: none rots. Times are not looked at.
+
+`backtest.py` and `stability.py` have tests of their own among those of the analysis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = ROOT / "bench"
+#: Bench -> what makes it tiny, where it is not `--tiny`.
+TINY = {
+    "allreduce": ["--tiny"],
+    "allreduce --link": ["--tiny", "--link", "1gbit"],
+    "control": ["--tiny", "--cluster"],
+    "gpu": ["--tiny"],
+    "input_pipeline": ["--images", "40", "--rounds", "1"],
+    "launchers": ["--ranks", "2", "--rounds", "1", "--epochs", "2"],
+    "overheads": ["--steps", "40", "--width", "64"],
+    "overheads_keras": ["--turns", "2", "--width", "32"],
+    "profile_step": ["--tiny"],
+    "setup": ["--tiny"],
+    "slow_network": ["--tiny"],
+    "startup": ["--tiny"],
+    "step_keras": ["--tiny"],
+    "step_torch": ["--tiny"],
+}
+#: Not benches: what they share, and those tested elsewhere.
+OTHERS = {"backtest", "gpu_parts", "rivals", "stability", "turns"}
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TINY)
+def test_bench(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "numbers.json"
+    script = BENCH / f"{name.split()[0]}.py"
+    words = TINY[name]
+    if "--tiny" in words:
+        words = [*words, "--json", str(out)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environ, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    if "--tiny" in words:
+        assert "the numbers mean nothing" in done.stdout
+        numbers = json.loads(out.read_text())
+        assert numbers["tiny"] is True
+        assert numbers["machine"]["cores"] >= 1
+
+
+def test_no_bench_is_left_out() -> None:
+    tested = {name.split()[0] for name in TINY} | OTHERS
+    assert {path.stem for path in BENCH.glob("*.py")} == tested
