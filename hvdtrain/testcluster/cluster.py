@@ -142,7 +142,8 @@ def up(options: Options, say: Say = say_nothing) -> Cluster:
             down(options)
             raise
     try:
-        write_files(current.plan)
+        if note := write_files(current.plan):
+            say(note)
         daemons.start(current, say, options.patience, options.owner_pid)
     except BaseException:
         down(options)

@@ -32,7 +32,7 @@ def _leftovers(name: str, directory: Path) -> list[str]:
     return [*found, str(directory)] if directory.exists() else found
 
 
-def _wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+def _wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
