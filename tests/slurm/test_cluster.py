@@ -198,6 +198,13 @@ def test_a_killed_up_can_be_undone(free_name: tuple[str, Path], delay: float) ->
     assert _leftovers(*free_name) == []
 
 
+def test_an_up_that_wrote_half_its_first_state_can_be_undone(free_name: tuple[str, Path]) -> None:
+    free_name[1].mkdir()
+    (free_name[1] / "state.json.new").write_text("{")
+    assert testcluster.down(Options(name=free_name[0]))
+    assert _leftovers(*free_name) == []
+
+
 def test_the_cluster_ends_with_its_owner(free_name: tuple[str, Path]) -> None:
     command = _command("run", "--name", free_name[0], "--", "sleep", "30")
     with subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as owner:
