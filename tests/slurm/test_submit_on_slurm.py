@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 
 from hvdtrain import record, testcluster
 from hvdtrain.testcluster import Cluster
-from tests.slurm.lab import PLAIN, ROOT, Lab, until
+from tests.slurm.lab import PLAIN, Lab, until
 
 UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
 PLAIN_WORDS = ["--job", "plain.py", "--launcher", "gloo", "--cpus-per-task", "1"]
@@ -172,6 +171,37 @@ def test_untyped_over_two_types_is_marked_mixed(lab: Lab) -> None:
     assert result["gpu_types"] == ["t4", "v100"]
     assert "it is marked mixed and stays out of fits" in lab.log("plain", "n16")
     assert result["world_size"] == 16
+
+
+BOUND = '''
+"""Writes down where each rank may run."""
+import os
+from hvdtrain import job, record, world
+
+job.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()
+place, folder = world.detect(), record.run_dir()
+(folder / f"bound-{place.rank}").write_text(f"{place.node} {sorted(os.sched_getaffinity(0))}")
+if place.rank == 0:
+    record.begin(folder, {"world_size": place.size, "device": "cpu"})
+    record.EpochLog(folder / "epochs.jsonl").append(record.Epoch(1, val_acc=0.5, seconds=0.5))
+'''
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")
+def test_every_rank_is_bound_to_a_core_of_its_own(tmp_path: Path) -> None:
+    options = testcluster.Options(
+        name=f"b{os.getpid() % 10**7}", owner_pid=os.getpid(), settings=("TaskPlugin=task/affinity",)
+    )
+    lab = Lab(testcluster.up(options), tmp_path)
+    try:
+        (tmp_path / "bound.py").write_text(BOUND)
+        words = ["--job", "bound.py", "--gpus", "4", "--gpu-type", "t4", "--gpus-per-node", "2", "--cpus-per-task", "1"]
+        lab.submit(*words, "--launcher", "gloo", "--wait")
+        bound = [(lab.cell("bound", "n4-t4") / f"bound-{rank}").read_text().split(" ", 1) for rank in range(4)]
+        assert [node[-4:] for node, _ in bound] == ["t4-1", "t4-1", "t4-2", "t4-2"]
+        assert [cores for _, cores in bound] == ["[0]", "[1]", "[0]", "[1]"]
+    finally:
+        testcluster.down(options)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
@@ -337,29 +367,7 @@ def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
     assert min(tries) < 0.5, tries
 
 
-# --- scripts that come with the project ----------------------------------------------------------------------------
-
-
-@pytest.mark.ranks
-def test_published_scripts_from_a_clean_clone(slurm_cluster: Cluster, tmp_path: Path) -> None:
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
-    subprocess.run(
-        ["cp", "-r", str(ROOT / "hvdtrain"), str(ROOT / "slurm"), str(ROOT / "jobs"), str(clone)], check=True
-    )
-    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-    worlds = {}
-    for words, world in (([], 2), (["--ntasks-per-node=1", "--gpus-per-node=t4:1"], 1)):
-        command = ["env", path, f"DATA_DIR={tmp_path}", "sbatch", "--parsable", *words, "slurm/digits_2gpu.sh"]
-        done = slurm_cluster.run([*command, "--epochs", "2"], cwd=clone, check=True)
-        worlds[done.stdout.strip()] = world
-    for number, world in worlds.items():
-        file = clone / "runs" / "slurm" / f"digits-{number}" / "result.json"
-        until(lambda file=file: "slurm" in (record.read_json(file) or {}), 240)
-        log = (clone / f"slurm-{number}.out").read_text()
-        result = json.loads(file.read_text())
-        assert (result["status"], result["world_size"]) == ("completed", world), log
-        assert f"attempt 1, SLURM job {number}" in log
+# --- the doctor -------------------------------------------------------------------------------------------------------
 
 
 def test_the_doctor_on_nodes(lab: Lab) -> None:
