@@ -148,7 +148,10 @@ def _cancel(argv: Sequence[str]) -> int:
     for submission in submissions.read(folder):
         mine = names & set(submission.cells)
         if mine:  # first the note, then the deed: whoever looks in between sees a cell that is being cancelled
-            submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
+            try:
+                submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
+            except OSError as error:  # a full disk is a reason to cancel
+                print(f"note: not written down: {error.filename}: {error.strerror}", file=sys.stderr)
     commands.call(["scancel", *_compact(live)])
     for view in live:
         print(f"cancelled {view.name} (job {view.job}, {view.status})")

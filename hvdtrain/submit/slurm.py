@@ -169,7 +169,11 @@ class Slurm:
         for batch in self._batches(scripts):
             words = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
             submission, text = submissions.prepare(study, {name: scripts[name] for name in batch.cells}, batch.parallel)
-            submission = sbatch.submit(study, submission, text, words)
+            try:
+                submission = sbatch.submit(study, submission, text, words)
+            except sbatch.Unanswered:
+                undo.pop_all()  # a job that SLURM may have taken needs its folder
+                raise
             assert submission.job is not None
             done.append(submission.job)
             taken.append(submission)
@@ -196,6 +200,9 @@ class Slurm:
             self.facts = detect.look() if commands.present() else None
         except SlurmError:
             self.facts = None  # --dry-run needs no cluster; `look` says what is wrong
+        for name in (*_OPTIONS, "container"):
+            if getattr(given, name) == "":
+                raise UserError(f'--{name} "": give a value, or leave the option out')
         detected = [] if self.facts is None else [Layer("detected", detect.profile(self.facts))]
         typed: dict[str, Any] = {
             key: getattr(given, name) for name, key in _OPTIONS.items() if getattr(given, name) is not None
@@ -246,6 +253,6 @@ class Slurm:
 def _take_back(study: Path, taken: list[submissions.Submission]) -> None:
     """Cancel what was accepted before SLURM refused the rest."""
     if taken:
-        commands.call(["scancel", *(str(submission.job) for submission in taken)])
+        sbatch.cancel([str(submission.job) for submission in taken])
     for submission in taken:
         submissions.forget(study, submission)

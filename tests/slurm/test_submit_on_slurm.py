@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -204,6 +205,28 @@ def test_every_rank_is_bound_to_a_core_of_its_own(tmp_path: Path) -> None:
         testcluster.down(options)
 
 
+def test_what_would_be_run_in_a_container(lab: Lab) -> None:
+    """No container runtime is here: a stand-in writes down how it is called and runs what stands after the image."""
+    image = "/images/it's $HOME.sif"
+    folder = lab.room / "bin"
+    folder.mkdir()
+    (folder / "apptainer").write_text(
+        '#!/bin/bash\nprintf "%s\\n" "$@" >"$HVDTRAIN_RUN_DIR/words.$SLURM_PROCID"\n'
+        'while [ "$1" != "$IMAGE" ]; do shift; done\nshift; exec "$@"\n'
+    )
+    (folder / "apptainer").chmod(0o755)
+    table = {"kind": "apptainer", "image": image, "python": sys.executable, "mounts": ["/scratch:/data"]}
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in table.items()]
+    (lab.room / "hvdtrain.toml").write_text(f"[site.container]\n{''.join(lines)}")
+    lab.submit(*PLAIN_WORDS, "--gpus", "2", "--wait", PATH=f"{folder}:{os.environ['PATH']}", IMAGE=image)
+    assert lab.result("plain", "n2")["status"] == "completed"
+    for rank in (0, 1):
+        words = (lab.cell("plain", "n2") / f"words.{rank}").read_text().splitlines()
+        assert words[:2] == ["exec", "--nv"]
+        assert ["--bind", "/scratch:/data"] in [list(pair) for pair in itertools.pairwise(words)]
+        assert words[words.index(image) + 1 :][:3] == [sys.executable, "-m", "hvdtrain.run"]
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -240,9 +263,35 @@ def test_an_accepted_submission_without_an_answer_is_found_again(lab: Lab) -> No
     assert len({row["job"].split("_")[0] for row in lab.status("plain").values()}) == 1, jobs
 
 
+def test_ctrl_c_while_slurm_is_asked_leaves_no_job_and_no_file(lab: Lab) -> None:
+    path = wrapped_sbatch(lab.room, "kill -INT $PPID; sleep 5")  # it was accepted, and nobody hears the number
+    done = lab("submit", *PLAIN_WORDS, "--gpus", "1,2", "--set", "sleep=60", PATH=path)
+    assert done.returncode == 1
+    assert done.stderr == "error: interrupted\n"
+    assert (lab.room / "bin" / "calls").read_text() == "call\n"
+    assert not (lab.room / "runs").exists()
+    until(lambda: lab.cluster.run(["squeue", "-h"]).stdout == "")
+
+
+def test_a_study_that_cannot_be_written_can_still_be_cancelled(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--set", "sleep=600")
+    place = lab.room / "runs" / "plain" / "submissions"
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+    try:
+        done = lab("cancel", "plain")
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    assert done.returncode == 0, done.stderr
+    assert "not written down: " in done.stderr
+    assert "Read-only file system" in done.stderr
+    until(lambda: lab.cluster.run(["squeue", "-h"]).stdout == "")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--gpus", "2", "--account", ""], '--account "": give a value, or leave the option out'),
         (["--gpus", "5"], "5 ranks cannot lie evenly on at most 4 nodes with 4 GPUs each"),
         (["--gpus", "5"], "nearest that fit: 4 and 6"),
         (["--gpus", "16", "--gpu-type", "t4"], "there are 8 GPUs of type t4: 2 nodes with 4 each; nearest that fit: 8"),
