@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hvdtrain.testcluster import Cluster
+from tests.slurm.lab import until
 from tests.worlds import run_world
 
 TESTS = Path(__file__).parent.parent
@@ -98,7 +99,8 @@ def test_a_killed_rank_on_another_node_ends_the_step(
     assert ("Job step aborted" if mpi else f"task {rank}: Killed") in ended.stderr
     # A quiet machine needs 0.3 to 3 seconds; survivors that nobody ends would wait for 300.
     assert time.time() - mark.stat().st_mtime < 40
-    assert slurm_cluster.run(["squeue", "--noheader"]).stdout.strip() == ""
+    # srun ends before SLURM has cleaned up behind it.
+    until(lambda: slurm_cluster.run(["squeue", "--noheader"]).stdout.strip() == "")
 
 
 def test_a_traceback_from_another_node_reaches_the_job_output_first(slurm_cluster: Cluster, tmp_path: Path) -> None:
