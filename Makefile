@@ -20,7 +20,7 @@ define timed
 @echo "==> $(1)"; began=$$(date +%s); $(2) && echo "    done in $$(($$(date +%s) - began)) s"
 endef
 
-.PHONY: help demo test lint types venv system-packages horovod clean cluster-up cluster-down
+.PHONY: help demo test lint types venv system-packages cluster-packages horovod clean cluster-up cluster-down
 
 help:
 	@echo "make demo    set up (about 4 min the first time), then a scaling study with 1, 2 and 4 ranks on this machine's CPUs"
@@ -62,24 +62,32 @@ horovod: $(BIN)/.torch
 
 # SLURM for the tests that submit to a real cluster, Chromium for those that look at a report, 70,000 images for the jobs. As root on
 # Debian or Ubuntu it is installed; elsewhere it is listed.
-PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2 shellcheck chromium dataset-fashion-mnist
+CLUSTER_PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2
+PACKAGES := $(CLUSTER_PACKAGES) shellcheck chromium dataset-fashion-mnist
+# $(call packages,names,what needs them)
+define packages
+@missing=""; for package in $(1); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+if [ -z "$$missing" ]; then exit 0; fi; \
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+  echo "==> System packages:$$missing (1 min)"; \
+  apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+else \
+  echo "$(2) these system packages; install them, then type it again:$$missing"; exit 1; \
+fi
+endef
 system-packages:
-	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "==> System packages:$$missing (1 min)"; \
-	  apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
-	else \
-	  echo "The tests need these system packages; install them, then make test again:$$missing"; exit 1; \
-	fi
+	$(call packages,$(PACKAGES),The tests need)
 
-# A cluster for trying out: make cluster-up LINK=1gbit NAME=hvd. Ready in about 6 s.
+cluster-packages:
+	$(call packages,$(CLUSTER_PACKAGES),A test cluster needs)
+
+# A cluster for trying out: make cluster-up LINK=1gbit NAME=hvd. Ready in about 6 s; it needs neither PyTorch nor Horovod, jobs do.
 NAME ?= hvd
 LINK ?=
-cluster-up: $(BIN)/.torch system-packages
+cluster-up: cluster-packages | $(BIN)/python
 	@$(BIN)/python -m hvdtrain.testcluster up --name $(NAME) --accounting $(if $(LINK),--link $(LINK))
 
-cluster-down: $(BIN)/.torch
+cluster-down: | $(BIN)/python
 	@$(BIN)/python -m hvdtrain.testcluster down --name $(NAME)
 
 clean:

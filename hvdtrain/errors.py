@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,10 @@ def nearest(given: str, legal: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+#: What a file system answers to a program without fault: not permitted, read-only, full.
+_FILE_SYSTEM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+
+
 def run_cli(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """The exit status of `main(argv)` (None: of the process's own arguments), a UserError being printed as status 2."""
     try:
@@ -46,6 +51,11 @@ def run_cli(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) ->
         # `| head` has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in _FILE_SYSTEM:
+            raise
+        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 1

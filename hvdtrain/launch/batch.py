@@ -179,9 +179,11 @@ class Batch:
             return status or 1
         present = record.read_json(self.folder / "result.json")
         noted = present or record.read_json(self.folder / "running.json") or {}
+        now = self._now()
         end = ending.judge(
             status,
-            job_state=self._state(),
+            job_state=now.state,
+            restarts=now.restarts > self.job.restarts,
             left=self.left(),
             warning=self.warning,
             reason=str(noted.get("reason") or ""),
@@ -208,11 +210,11 @@ class Batch:
         print(f"--- {self.folder.name}: {words} (exit status {status}) ---", flush=True)
         return self._requeue(status) if end.requeue else status
 
-    def _state(self) -> str:
+    def _now(self) -> allocation.Allocation:
         try:
-            return allocation.ask(self.job.job).state
+            return allocation.ask(self.job.job)
         except commands.SlurmError:
-            return ""  # whoever cannot be asked has not said that the job is cancelled
+            return allocation.Allocation(self.job.job)  # whoever cannot be asked has not said that the job is cancelled
 
     def _progress(self) -> bool:
         files = [self.folder / "epochs.jsonl", *self.folder.glob("checkpoints*/*.json")]

@@ -59,6 +59,7 @@ def judge(
     progress: bool,
     accidents: int,
     policy: Policy,
+    restarts: bool = False,
 ) -> Ending:
     """Judge an attempt.
 
@@ -72,17 +73,21 @@ def judge(
         progress: whether this attempt added an epoch or a checkpoint.
         accidents: how many earlier attempts of this job ended by accident.
         policy: what the user wants.
+        restarts: whether SLURM has counted the next start already, which it does when it preempts without grace, when somebody
+            requeues the job, and when its node fails.
     """
     if exit_status == 0 and recorded is not None:
         return Ending(recorded, reason)
     timed_out = left is not None and left <= warning
-    # SLURM calls a job that it is ending COMPLETING. Before the time limit only scancel does that, and whoever cancels
-    # does not want another start.
+    # SLURM calls a job that it is ending COMPLETING. Before the time limit, and without another start of SLURM's own, only scancel
+    # does that, and whoever cancels does not want another start.
     if exit_status == 0:
         # srun says 0 when a node fails under it. Ranks that ended well would have recorded that.
         words = "a node failed: srun ended although the ranks had recorded no end"
         running = job_state in ("RUNNING", "")
         return Ending("failed" if running else "preempted", words, requeue=running and accidents < policy.retries)
+    if restarts and job_state == "COMPLETING":
+        return Ending("preempted", "SLURM ended this attempt to start the job again: preempted, or requeued")
     if job_state.startswith("CANCELLED") or (job_state == "COMPLETING" and not timed_out):
         return Ending("cancelled", "cancelled by scancel")
     if exit_status == RESTART or (timed_out and not recorded):

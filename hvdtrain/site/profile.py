@@ -62,7 +62,14 @@ class Limits(_Strict):
     array_size: int | None = Field(default=None, ge=1, description="cells in one job array (MaxArraySize)")
     jobs: int | None = Field(default=None, ge=1, description="jobs of one user in the queue (MaxSubmitJobs)")
     gpus: int | None = Field(default=None, ge=1, description="GPUs of one job")
-    time: str | None = Field(default=None, description="longest time limit")
+    time: str | None = Field(default=None, description="longest time limit of a cell, as SLURM writes it")
+
+    @field_validator("time")
+    @classmethod
+    def _time(cls, value: str | None) -> str | None:
+        if value is not None:
+            minutes(value)
+        return value
 
 
 class Site(_Strict):

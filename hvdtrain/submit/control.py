@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
@@ -16,6 +16,9 @@ from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.status import find_study, read_study
 from hvdtrain.submit.study import INTERRUPTED
 from hvdtrain.submit.view import CellView, look
+
+if TYPE_CHECKING:
+    from hvdtrain.site.profile import Limits
 
 #: What `retry` and `resume` start again.
 _FAILED = ("failed", "diverged", "unknown")
@@ -145,7 +148,10 @@ def _cancel(argv: Sequence[str]) -> int:
     for submission in submissions.read(folder):
         mine = names & set(submission.cells)
         if mine:  # first the note, then the deed: whoever looks in between sees a cell that is being cancelled
-            submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
+            try:
+                submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
+            except OSError as error:  # a full disk is a reason to cancel
+                print(f"note: not written down: {error.filename}: {error.strerror}", file=sys.stderr)
     commands.call(["scancel", *_compact(live)])
     for view in live:
         print(f"cancelled {view.name} (job {view.job}, {view.status})")
@@ -170,7 +176,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
     if all(cell.cell.get("cluster") == "local" for cell in cells):
         _again_here(folder, command, given)
     _only_slurm(folder, cells, "its submit command goes on with it")
-    from hvdtrain.submit import sbatch, submissions
+    from hvdtrain.submit import limits, sbatch, submissions
     from hvdtrain.submit.batches import batches
     from hvdtrain.submit.lock import StudyLock
 
@@ -189,10 +195,13 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
             print(f"nothing to {command}: no cell {what}")
             return 0
         scripts = {each.name: (study / each.name / "script.sh").read_text(errors="surrogateescape") for each in chosen}
+        allowed = _limits()
+        limits.check_time(allowed, given.time, "--time")
+        limits.check_jobs(allowed, len(chosen), f"{len(chosen)} cells")
         words = [f"--{name}={getattr(given, name)}" for name in _OVERRIDES if getattr(given, name) is not None]
         done: list[str] = []
         try:
-            for batch in batches(scripts, array_size=_array_size(), max_parallel=given.max_parallel):
+            for batch in batches(scripts, array_size=allowed.array_size, max_parallel=given.max_parallel):
                 for name in batch.cells:
                     record.set_aside(study / name)
                 after = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
@@ -209,11 +218,12 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
     return 0
 
 
-def _array_size() -> int | None:
-    from hvdtrain.site import detect
+def _limits() -> Limits:
+    """What this site allows: the profile that counts in this folder."""
+    from hvdtrain.site import detect, files
 
-    limit: int | None = detect.profile(detect.look()).get("limits", {}).get("array_size")
-    return limit
+    detected = files.Layer("detected", detect.profile(detect.look()))
+    return files.combine([detected, *files.layers(Path.cwd(), None)]).site.limits
 
 
 def _again_here(folder: Path, command: str, given: argparse.Namespace) -> NoReturn:

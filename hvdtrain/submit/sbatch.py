@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ _UNANSWERED = (
 )
 #: How long to look for such a job in the queue.
 _SEARCH_SECONDS = 5.0
+#: How long to wait for cancelled jobs to be gone: a job that runs has SLURM's KillWait, 30 seconds unless a site says otherwise.
+_CANCEL_SECONDS = 40.0
 #: Environment variables of sbatch whose names do not follow from the option's.
 _VARIABLES = {"time": "SBATCH_TIMELIMIT", "array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE"}
 
@@ -55,7 +58,41 @@ def submit(study: Path, submission: Submission, script: str, words: Sequence[str
         if number is None:
             submissions.forget(study, submission)
             raise
+    except BaseException:
+        _withdraw(study, submission)
+        raise
     return submissions.update(study, submission, job=number, overrides=tuple(words))
+
+
+def _withdraw(study: Path, submission: Submission) -> None:
+    """Ctrl-C while SLURM was asked: if it took the submission, nobody heard the number; it has to go all the same."""
+    time.sleep(1.0)  # the question may be on its way still, and both ends may be slow
+    try:
+        number = submissions.find(submission, queue.live_and_recent().values())
+        if number is not None:
+            cancel([number])
+    except SlurmError as error:
+        print(
+            f"note: interrupted while SLURM was asked, and it does not say whether it took the submission: {error}\n"
+            f"note: this ends it if it did: scancel --name={submission.name}",
+            file=sys.stderr,
+        )
+    submissions.forget(study, submission)
+
+
+def cancel(numbers: Sequence[str]) -> None:
+    """End jobs that should not have been taken, and return when they are gone: what has begun writes a last record into its folder.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    commands.call(["scancel", *numbers])
+    end = time.monotonic() + _CANCEL_SECONDS
+    while time.monotonic() < end:
+        jobs = queue.live_and_recent().values()
+        if not any(job.live and job.id.partition("_")[0] in numbers for job in jobs):
+            return
+        time.sleep(0.5)
 
 
 def submit_text(script: str, name: str, words: Sequence[str] = ()) -> str:

@@ -19,7 +19,7 @@ from hvdtrain.site.commands import SlurmError
 from hvdtrain.site.files import Layer, Profile
 from hvdtrain.site.profile import Gpu, Site
 from hvdtrain.site.times import minutes
-from hvdtrain.submit import batch_script, batches, queue, sbatch, submissions, values, watch
+from hvdtrain.submit import batch_script, batches, limits, queue, sbatch, submissions, values, watch
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.request import Request
@@ -56,7 +56,13 @@ class Slurm:
         return self.profile.site
 
     def resolve(self, request: Request) -> tuple[Request, list[str]]:
-        """The request with what the cluster decides: GPU types of this site, and the launcher."""
+        """The request with what the cluster decides: GPU types of this site, and the launcher.
+
+        Raises:
+            UserError: the site has no such type, or no cell may have so much time.
+        """
+        origin = "--time" if self._given.time is not None else f"{self.profile.origins.get('time')}: time"
+        limits.check_time(self.site.limits, self.site.time, origin)
         wanted = request.common.launcher
         notes = []
         if wanted == "auto":
@@ -143,13 +149,16 @@ class Slurm:
         """Submit what the plan says; all of it or nothing. Lines for the user.
 
         Raises:
-            UserError: SLURM refuses, or a limit would be exceeded.
+            UserError: SLURM refuses, or a limit of jobs or hours would be exceeded.
         """
         study = Path(os.path.abspath(request.folder))
         cells = {cell.name: cell for cell in plan.run}
         scripts = {name: self.script(cell, request) for name, cell in cells.items()}
         self._check_hours(list(cells.values()))
-        self._check_jobs(len(cells))
+        report = request.then_report and not request.wait
+        limits.check_jobs(
+            self.site.limits, len(cells) + report, f"{len(cells)} cells{' and a report' if report else ''}"
+        )
         for name, cell in cells.items():
             record.set_aside(study / name)
             write_cell(study / name, cell, scripts[name])
@@ -160,7 +169,11 @@ class Slurm:
         for batch in self._batches(scripts):
             words = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
             submission, text = submissions.prepare(study, {name: scripts[name] for name in batch.cells}, batch.parallel)
-            submission = sbatch.submit(study, submission, text, words)
+            try:
+                submission = sbatch.submit(study, submission, text, words)
+            except sbatch.Unanswered:
+                undo.pop_all()  # a job that SLURM may have taken needs its folder
+                raise
             assert submission.job is not None
             done.append(submission.job)
             taken.append(submission)
@@ -170,7 +183,7 @@ class Slurm:
                 else f"{len(batch.cells)} cells, {batch.cells[0]} to {batch.cells[-1]}"
             )
             lines.append(f"submitted job {submission.job}: {what}")
-        if request.then_report and not request.wait:
+        if report:
             lines.append(self._submit_report(study, done))
         return lines
 
@@ -187,6 +200,9 @@ class Slurm:
             self.facts = detect.look() if commands.present() else None
         except SlurmError:
             self.facts = None  # --dry-run needs no cluster; `look` says what is wrong
+        for name in (*_OPTIONS, "container"):
+            if getattr(given, name) == "":
+                raise UserError(f'--{name} "": give a value, or leave the option out')
         detected = [] if self.facts is None else [Layer("detected", detect.profile(self.facts))]
         typed: dict[str, Any] = {
             key: getattr(given, name) for name, key in _OPTIONS.items() if getattr(given, name) is not None
@@ -213,17 +229,6 @@ class Slurm:
     def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:
         return batches.batches(scripts, array_size=self.site.limits.array_size, max_parallel=self._parallel)
 
-    def _check_jobs(self, new: int) -> None:
-        most = self.site.limits.jobs
-        if most is None:
-            return
-        queued = sum(1 for job in queue.live_and_recent().values() if job.live)
-        if queued + new > most:
-            raise UserError(
-                f"{new} cells would make {queued + new} jobs of yours in the queue, and {most} are allowed "
-                f"(limits.jobs of the site profile); at most {max(0, most - queued)} cells can be submitted now"
-            )
-
     def _check_hours(self, cells: list[Cell]) -> None:
         if self._most_hours is None:
             return
@@ -248,6 +253,6 @@ class Slurm:
 def _take_back(study: Path, taken: list[submissions.Submission]) -> None:
     """Cancel what was accepted before SLURM refused the rest."""
     if taken:
-        commands.call(["scancel", *(str(submission.job) for submission in taken)])
+        sbatch.cancel([str(submission.job) for submission in taken])
     for submission in taken:
         submissions.forget(study, submission)

@@ -91,7 +91,9 @@ def print_hours(rows: Sequence[dict[str, Any]]) -> None:
     spent = [entry for entry in rows if "gpu_hours" in entry]
     if not spent:
         return
-    guessed = any(entry["gpu_hours_estimated"] and entry["gpu_hours"] for entry in spent)
+    estimates = [entry for entry in spent if entry["gpu_hours_estimated"]]
+    # A cell that has not begun has an estimate of nothing, which makes no sum less certain.
+    guessed = len(estimates) == len(spent) or any(entry["gpu_hours"] for entry in estimates)
     source = "estimated from wall clock times GPUs" if guessed else "from accounting"
     joules = [entry["joules"] for entry in spent if entry["joules"] is not None]
     energy = f", {sum(joules) / 3.6e6:.3g} kWh" if joules else ""

@@ -142,7 +142,8 @@ def up(options: Options, say: Say = say_nothing) -> Cluster:
             down(options)
             raise
     try:
-        write_files(current.plan)
+        if note := write_files(current.plan):
+            say(note)
         daemons.start(current, say, options.patience, options.owner_pid)
     except BaseException:
         down(options)
@@ -211,7 +212,7 @@ def down(options: Options, *, keep_logs: bool = False) -> bool:
     if left := process.end_all(find):
         raise ClusterError(f"processes {', '.join(map(str, sorted(left)))} cannot be ended; run down again")
     if current is None:
-        return had
+        return state.forget_unborn(directory) or had
     if namespaces:
         network.remove(namespaces, current.plan.host_link)
     if keep_logs:

@@ -15,6 +15,7 @@ from hvdtrain.testcluster.plan import Plan
 from hvdtrain.testcluster.process import Process
 
 _FILE = "state.json"
+_ASIDE = f"{_FILE}.new"
 
 
 @dataclass
@@ -36,7 +37,7 @@ class State:
             "ready": self.ready,
             "starter": asdict(self.starter) if self.starter else None,
         }
-        aside = self.plan.directory / f"{_FILE}.new"
+        aside = self.plan.directory / _ASIDE
         aside.write_text(json.dumps(values, indent=1) + "\n")
         aside.rename(self.plan.directory / _FILE)
 
@@ -63,6 +64,15 @@ def load(directory: Path) -> State | None:
 def forget(directory: Path) -> None:
     """Delete the state file alone."""
     (directory / _FILE).unlink()
+
+
+def forget_unborn(directory: Path) -> bool:
+    """Delete a directory in which an `up` was interrupted before it could write its first state; whether it was one."""
+    if not directory.is_dir() or {path.name for path in directory.iterdir()} - {_ASIDE}:
+        return False
+    (directory / _ASIDE).unlink(missing_ok=True)
+    directory.rmdir()
+    return True
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from tests.worlds import Ended, run_world, still_running
 JOB = Path(__file__).with_name("faulty_job.py")
 # Three ranks import what the first step needs in up to nine seconds when other work takes the cores; the first step has twice this.
 STALL = 6
+# Quiet machines need 0.3 to 3 seconds from a fault to the end. The bound only tells an end from none: ranks that wait for Horovod's
+# own time-out take 300 seconds, a stalled one for ever.
+SOON = 40
 pytestmark = pytest.mark.ranks
 
 
@@ -38,7 +41,7 @@ def result(tmp_path: Path) -> dict[str, object]:
 def test_a_killed_rank_under_gloo(tmp_path: Path, rank: int) -> None:
     ended, after = run(tmp_path, "local", "sigkill", rank)
     assert ended.status == 128 + 9
-    assert after < 10
+    assert after < SOON
     assert f"rank {rank}" in ended.err
     assert "died without a word" in ended.err
     assert ended.err.count("died without a word") == 1
@@ -50,7 +53,7 @@ def test_a_killed_rank_under_gloo(tmp_path: Path, rank: int) -> None:
 def test_a_killed_rank_under_mpi(tmp_path: Path) -> None:
     ended, after = run(tmp_path, "mpirun", "sigkill", 1)
     assert ended.status == 128 + 9
-    assert after < 10
+    assert after < SOON
     assert "process rank 1" in ended.err
     assert result(tmp_path)["status"] == "failed"
 
@@ -58,7 +61,7 @@ def test_a_killed_rank_under_mpi(tmp_path: Path) -> None:
 def test_a_crash_in_native_code(tmp_path: Path) -> None:
     ended, after = run(tmp_path, "local", "segfault", 2)
     assert ended.status == 128 + 11
-    assert after < 10
+    assert after < SOON
     assert "rank 2 was killed by SIGSEGV" in ended.err
 
 
@@ -66,7 +69,7 @@ def test_a_crash_in_native_code(tmp_path: Path) -> None:
 def test_the_traceback_of_the_rank_that_raised_comes_first(tmp_path: Path, launcher: str, rank: int) -> None:
     ended, after = run(tmp_path, launcher, "raise", rank)
     assert ended.status == 1
-    assert after < 10
+    assert after < SOON
     assert ended.err.startswith("hvdtrain: Traceback")
     assert "RuntimeError: the data of this rank are unreadable" in ended.err
     # It begins in the job's own file, and the other ranks' HorovodInternalError, a consequence, is not shown.
@@ -82,7 +85,7 @@ def test_the_traceback_of_the_rank_that_raised_comes_first(tmp_path: Path, launc
 def test_a_rank_that_calls_exit(tmp_path: Path, launcher: str) -> None:
     ended, after = run(tmp_path, launcher, "exit", 1)
     assert ended.status == 3
-    assert after < 10
+    assert after < SOON
     assert "sys.exit(3)" in ended.err
 
 
@@ -90,7 +93,7 @@ def test_a_rank_that_calls_exit(tmp_path: Path, launcher: str) -> None:
 def test_a_rank_that_sleeps_for_ever_is_named_with_its_stack(tmp_path: Path, launcher: str) -> None:
     ended, after = run(tmp_path, launcher, "sleep", 2)
     assert ended.status == 1
-    assert after < STALL + 10
+    assert after < STALL + SOON
     assert f"no rank has made progress for {STALL} s; behind: rank 2 on {node()}, last step 4" in ended.err
     assert "time.sleep(3600)" in ended.err
 
@@ -100,7 +103,7 @@ def test_a_frozen_rank(tmp_path: Path, rank: int) -> None:
     ended, after = run(tmp_path, "local", "stop", rank)
     assert ended.status != 0
     # The stall, what a frozen process is given to answer, and the starter's grace before it kills it.
-    assert after < 4 * STALL + 15
+    assert after < 4 * STALL + SOON
     assert f"rank {rank} did not end by itself and was killed" in ended.err
     assert "frozen" in ended.err
 
@@ -108,7 +111,7 @@ def test_a_frozen_rank(tmp_path: Path, rank: int) -> None:
 def test_a_rank_that_dies_before_it_joins(tmp_path: Path) -> None:
     ended, after = run(tmp_path, "local", "die-before-init", 1, "--connect-timeout", "60")
     assert ended.status == 128 + 9
-    assert after < 10
+    assert after < SOON
     assert "rank 1 was killed by SIGKILL" in ended.err
 
 
@@ -123,7 +126,7 @@ def test_a_rank_that_never_joins_is_missed_by_number(tmp_path: Path) -> None:
         3, script, options=["--launcher", "local", "--run-dir", str(tmp_path / "run"), "--connect-timeout", "5"]
     )
     assert ended.status == 2
-    assert ended.seconds < 40
+    assert ended.seconds < 5 + SOON + 20
     assert "rank 1 of 3 did not arrive in time" in ended.err
     assert ended.err.count("did not arrive") == 1
     assert not still_running(str(script))

@@ -50,11 +50,11 @@ class Lab:
     cluster: Cluster
     room: Path
 
-    def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """`hvdtrain WORDS` in the room."""
         return self.run([sys.executable, "-m", "hvdtrain", *words], timeout=timeout, **environment)
 
-    def run(self, command: list[str], timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str], timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """Any command, with this project importable."""
         settings = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(self.room / ".config"), **environment}
         words = ["env", *(f"{name}={value}" for name, value in settings.items()), *command]
@@ -72,7 +72,7 @@ class Lab:
         assert done.returncode == 0, done.stderr
         return {row["cell"]: row for row in json.loads(done.stdout)}
 
-    def wait(self, study: str, *statuses: str, seconds: float = 120) -> dict[str, dict[str, Any]]:
+    def wait(self, study: str, *statuses: str, seconds: float = 240) -> dict[str, dict[str, Any]]:
         """Wait until every cell has one of these statuses."""
         end = time.monotonic() + seconds
         while True:
@@ -103,7 +103,7 @@ class Lab:
         return (self.cell(study, name) / "log" / "job.log").read_text()
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
     """Return when it holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -32,7 +32,7 @@ def _leftovers(name: str, directory: Path) -> list[str]:
     return [*found, str(directory)] if directory.exists() else found
 
 
-def _wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+def _wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -195,6 +195,13 @@ def test_a_killed_up_can_be_undone(free_name: tuple[str, Path], delay: float) ->
         time.sleep(delay)
         starting.kill()
     testcluster.down(Options(name=free_name[0]))
+    assert _leftovers(*free_name) == []
+
+
+def test_an_up_that_wrote_half_its_first_state_can_be_undone(free_name: tuple[str, Path]) -> None:
+    free_name[1].mkdir()
+    (free_name[1] / "state.json.new").write_text("{")
+    assert testcluster.down(Options(name=free_name[0]))
     assert _leftovers(*free_name) == []
 
 

@@ -36,7 +36,9 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def stories(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Four studies, each of which something happens to."""
+    """Five studies, each of which something happens to."""
+    abrupt = "PartitionName=abrupt Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0 MaxTime=60"
+    cluster.run(["scontrol", "create", *abrupt.split()], check=True)
     lab = Lab(cluster, tmp_path_factory.mktemp("lab"))
     common = ["--gpus", "2", "--launcher", "gloo", "--cpus-per-task", "1", "--set", "lr=0.01"]
     # Longer than its minute: it is told, writes a checkpoint, and is started again.
@@ -45,21 +47,26 @@ def stories(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
         "node": ["--gpu-type", "v100"],
         "rank": ["--gpu-type", "t4"],
         "preempted": ["--gpu-type", "t4", "--partition", "preempt"],
+        "abrupt": ["--gpu-type", "t4", "--partition", "abrupt"],
     }.items():
         lab.submit(*common, *more, "--study", study, "--epochs", str(NODE_EPOCHS if study == "node" else EPOCHS))
-    until(lambda: len(lab.epochs("rank", "n2-t4-lr0.01")) >= 2, 120)
+    until(lambda: len(lab.epochs("rank", "n2-t4-lr0.01")) >= 2)
     os.kill(rank_process(lab.cell("rank", "n2-t4-lr0.01"), 1), signal.SIGKILL)
-    until(lambda: len(lab.epochs("preempted", "n2-t4-lr0.01")) >= 2)
-    host = lab.status("preempted")["n2-t4-lr0.01"]["nodes"]
-    taker = subprocess.Popen(
-        cluster.inside(["srun", f"--nodelist={host}", "--gpus-per-node=3", "sleep", "1"]), env=cluster.env
-    )
+    until(lambda: all(len(lab.epochs(study, "n2-t4-lr0.01")) >= 2 for study in ("preempted", "abrupt")))
+    hosts = {lab.status(study)["n2-t4-lr0.01"]["nodes"] for study in ("preempted", "abrupt")}
+    # Four GPUs are what no node has left while one of these runs on it.
+    takers = [
+        subprocess.Popen(
+            cluster.inside(["srun", f"--nodelist={host}", "--gpus-per-node=4", "sleep", "1"]), env=cluster.env
+        )
+        for host in hosts
+    ]
     until(lambda: len(lab.epochs("node", "n2-v100-lr0.01")) >= 2)
     victim = lab.status("node")["n2-v100-lr0.01"]["nodes"]
     current = state.load(cluster.directory)
     assert current is not None
     os.kill(next(each.pid for each in current.processes if each.role == f"slurmd-{victim}"), signal.SIGKILL)
-    assert taker.wait(120) == 0
+    assert [taker.wait(300) for taker in takers] == [0] * len(takers)
     return lab
 
 
@@ -73,7 +80,7 @@ def each_once(lab: Lab, study: str, cell: str, last: int) -> list[int]:
 
 
 def test_a_killed_rank_costs_one_retry(stories: Lab) -> None:
-    rows = stories.wait("rank", "completed", seconds=180)
+    rows = stories.wait("rank", "completed", seconds=300)
     assert each_once(stories, "rank", "n2-t4-lr0.01", EPOCHS) == [0, 1]
     log = stories.log("rank", "n2-t4-lr0.01")
     assert "started again (1 of 1 retries)" in log
@@ -85,7 +92,7 @@ def test_a_killed_rank_costs_one_retry(stories: Lab) -> None:
 
 
 def test_preemption_costs_nothing(stories: Lab) -> None:
-    rows = stories.wait("preempted", "completed", seconds=180)
+    rows = stories.wait("preempted", "completed", seconds=300)
     assert each_once(stories, "preempted", "n2-t4-lr0.01", EPOCHS) == [0, 1]
     log = stories.log("preempted", "n2-t4-lr0.01")
     assert "asked by SIGTERM; checkpoint" in log
@@ -100,9 +107,19 @@ def test_preemption_costs_nothing(stories: Lab) -> None:
     assert rows["n2-t4-lr0.01"]["gpu_hours_estimated"] is False
 
 
+def test_preemption_without_grace_costs_nothing_either(stories: Lab) -> None:
+    """SLURM ends the job at once and requeues it; its KillWait (5 s here, 30 at most sites) is enough for a checkpoint."""
+    stories.wait("abrupt", "completed", seconds=300)
+    assert each_once(stories, "abrupt", "n2-t4-lr0.01", EPOCHS) == [0, 1]
+    log = stories.log("abrupt", "n2-t4-lr0.01")
+    assert "DUE TO PREEMPTION" in log
+    first = stories.cell("abrupt", "n2-t4-lr0.01") / "attempts" / "1" / "result.json"
+    assert '"status": "preempted"' in first.read_text(), log
+
+
 def test_the_time_limit_ends_in_a_checkpoint_and_another_start(stories: Lab) -> None:
-    until(lambda: stories.log("limit", "n2-lr0.01").count("going on after epoch") >= 1, 150)
-    until(lambda: any(restart for _, restart in stories.epochs("limit", "n2-lr0.01")), 60)
+    until(lambda: stories.log("limit", "n2-lr0.01").count("going on after epoch") >= 1, 300)
+    until(lambda: any(restart for _, restart in stories.epochs("limit", "n2-lr0.01")), 120)
     log = stories.log("limit", "n2-lr0.01")
     assert "asked by SIGUSR1; checkpoint" in log
     assert "--- n2-lr0.01: timeout: the time limit came (exit status 75) ---" in log
@@ -116,7 +133,7 @@ def test_the_time_limit_ends_in_a_checkpoint_and_another_start(stories: Lab) -> 
 
 
 def test_a_node_whose_daemon_dies(stories: Lab) -> None:
-    stories.wait("node", "completed", seconds=180)
+    stories.wait("node", "completed", seconds=300)
     # Its ranks lived on beside the new ones until they saw that they had been replaced.
     assert each_once(stories, "node", "n2-v100-lr0.01", NODE_EPOCHS) == [0, 1]
     log = stories.log("node", "n2-v100-lr0.01")

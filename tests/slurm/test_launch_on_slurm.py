@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hvdtrain.testcluster import Cluster
+from tests.slurm.lab import until
 from tests.worlds import run_world
 
 TESTS = Path(__file__).parent.parent
@@ -36,7 +37,7 @@ def srun(
         settings["HVDTRAIN_RUN_DIR"] = str(run_dir)
     rank = [sys.executable, "-m", "hvdtrain.run", str(script), *map(str, arguments)]
     assignments = [f"{name}={value}" for name, value in settings.items()]
-    return cluster.run(["srun", "--kill-on-bad-exit=1", *options, "env", *assignments, *rank], timeout=120)
+    return cluster.run(["srun", "--kill-on-bad-exit=1", *options, "env", *assignments, *rank], timeout=240)
 
 
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2"]
@@ -96,8 +97,10 @@ def test_a_killed_rank_on_another_node_ends_the_step(
     assert ended.returncode != 0
     # Under PMIx slurmstepd notices first and ends the step without naming the rank.
     assert ("Job step aborted" if mpi else f"task {rank}: Killed") in ended.stderr
-    assert time.time() - mark.stat().st_mtime < 10
-    assert slurm_cluster.run(["squeue", "--noheader"]).stdout.strip() == ""
+    # A quiet machine needs 0.3 to 3 seconds; survivors that nobody ends would wait for 300.
+    assert time.time() - mark.stat().st_mtime < 40
+    # srun ends before SLURM has cleaned up behind it.
+    until(lambda: slurm_cluster.run(["squeue", "--noheader"]).stdout.strip() == "")
 
 
 def test_a_traceback_from_another_node_reaches_the_job_output_first(slurm_cluster: Cluster, tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_the_batch_script_without_srun_is_refused(slurm_cluster: Cluster, tmp_pa
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
     options = ["--wait", "--nodes=1", "--ntasks-per-node=4", f"--output={tmp_path}/log", f"--chdir={tmp_path}"]
     ended = slurm_cluster.run(
-        ["env", f"PYTHONPATH={environment['PYTHONPATH']}", "sbatch", *options, str(script)], timeout=60
+        ["env", f"PYTHONPATH={environment['PYTHONPATH']}", "sbatch", *options, str(script)], timeout=240
     )
     assert ended.returncode == 2
     assert "was not started by srun" in (tmp_path / "log").read_text()
@@ -164,7 +167,7 @@ def test_sbatch_script_from_the_clone(slurm_cluster: Cluster, tmp_path: Path) ->
         "--epochs",
         "3",
     ]
-    ended = slurm_cluster.run(command, timeout=120, cwd=TESTS.parent)
+    ended = slurm_cluster.run(command, timeout=240, cwd=TESTS.parent)
     assert ended.returncode == 0, (tmp_path / "log").read_text()
     epochs = [json.loads(line) for line in (run_dir / "epochs.jsonl").read_text().splitlines()]
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]

@@ -17,7 +17,7 @@ import pytest
 
 from hvdtrain import record, testcluster
 from hvdtrain.testcluster import Cluster
-from tests.slurm.lab import PLAIN, ROOT, Lab, until
+from tests.slurm.lab import PLAIN, Lab, until
 
 UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
 PLAIN_WORDS = ["--job", "plain.py", "--launcher", "gloo", "--cpus-per-task", "1"]
@@ -56,33 +56,27 @@ def wrapped_sbatch(room: Path, after: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("launcher", "sizes", "per_node"),
-    [
-        ("gloo", "2,4,8", 4),
-        # Ranks of MPI spin while they wait: eight of them on two cores take minutes to begin.
-        ("pmix", "2,4", 2),
-    ],
-)
-def test_a_grid_of_sizes_and_types_from_end_to_end(lab: Lab, launcher: str, sizes: str, per_node: int) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("launcher", "controller"), [("gloo", "gloo"), ("pmix", "mpi")])
+def test_a_grid_of_sizes_and_types_from_end_to_end(lab: Lab, launcher: str, controller: str) -> None:
     """The sentence that everything else serves."""
-    words = ["--gpus", sizes, "--gpu-type", "t4,v100", "--epochs", "2", "--launcher", launcher, "--max-parallel", "1"]
-    done = lab.submit(*words, "--gpus-per-node", str(per_node), "--wait", timeout=280)
+    words = ["--gpus", "2,4,8", "--gpu-type", "t4,v100", "--epochs", "1", "--launcher", launcher, "--max-parallel", "1"]
+    done = lab.submit(*words, "--wait", timeout=600)
     rows = lab.status("digits")
     assert {row["status"] for row in rows.values()} == {"completed"}, done.stdout
-    assert len(rows) == 2 * len(sizes.split(","))
+    assert len(rows) == 6
     for cell in rows:
         result = lab.result("digits", cell)
         gpus, gpu_type = int(cell[1]), cell[3:]
         assert result["world_size"] == gpus
-        assert result["controller"] == {"gloo": "gloo", "pmix": "mpi"}[launcher]
+        assert result["controller"] == controller
         assert result["gpu_types"] == [gpu_type]
         assert result["mixed"] is False
         assert all(f"-{gpu_type}-" in host for host in result["hosts"])
-        assert len(result["hosts"]) == max(1, gpus // per_node)
+        assert len(result["hosts"]) == max(1, gpus // 4)
         assert [rank["rank"] for rank in result["ranks"]] == list(range(gpus))
         assert {rank["host"] for rank in result["ranks"]} == set(result["hosts"])
-        assert [epoch for epoch, _ in lab.epochs("digits", cell)] == [1, 2]
+        assert [epoch for epoch, _ in lab.epochs("digits", cell)] == [1]
 
 
 # --- what is handed over -------------------------------------------------------------------------------------------
@@ -130,7 +124,7 @@ def test_64_cells_are_one_call_for_each_shape(lab: Lab) -> None:
     assert len(rows) == 64
     assert {row["status"] for row in rows.values()} == {"pending"}
     assert "JobHeldUser: you hold it" in rows["n1-s0"]["reason"]
-    assert took < 20
+    assert took < 60
     again = lab.submit(*PLAIN_WORDS, "--gpus", "1,2,4,8", "--seeds", "16", PATH=path)
     assert "64 cells: 0 to run, 64 in the queue already" in again.stdout
     assert (lab.room / "bin" / "calls").read_text().count("call") == 4
@@ -160,7 +154,7 @@ def test_from_inside_a_job(lab: Lab) -> None:
     """The outer job has another shape, another name, another log; none of it may reach the inner one."""
     command = [sys.executable, "-m", "hvdtrain", "submit", *PLAIN_WORDS, "--gpus", "2", "--gpu-type", "v100"]
     outer = ["srun", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=t4:3", "--time=7", *command, "--time", "9"]
-    done = lab.run(outer, timeout=60)
+    done = lab.run(outer)
     assert done.returncode == 0, done.stderr
     lab.wait("plain", "completed")
     result = lab.result("plain", "n2-v100")
@@ -178,6 +172,59 @@ def test_untyped_over_two_types_is_marked_mixed(lab: Lab) -> None:
     assert result["gpu_types"] == ["t4", "v100"]
     assert "it is marked mixed and stays out of fits" in lab.log("plain", "n16")
     assert result["world_size"] == 16
+
+
+BOUND = '''
+"""Writes down where each rank may run."""
+import os
+from hvdtrain import job, record, world
+
+job.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()
+place, folder = world.detect(), record.run_dir()
+(folder / f"bound-{place.rank}").write_text(f"{place.node} {sorted(os.sched_getaffinity(0))}")
+if place.rank == 0:
+    record.begin(folder, {"world_size": place.size, "device": "cpu"})
+    record.EpochLog(folder / "epochs.jsonl").append(record.Epoch(1, val_acc=0.5, seconds=0.5))
+'''
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")
+def test_every_rank_is_bound_to_a_core_of_its_own(tmp_path: Path) -> None:
+    options = testcluster.Options(
+        name=f"b{os.getpid() % 10**7}", owner_pid=os.getpid(), settings=("TaskPlugin=task/affinity",)
+    )
+    lab = Lab(testcluster.up(options), tmp_path)
+    try:
+        (tmp_path / "bound.py").write_text(BOUND)
+        words = ["--job", "bound.py", "--gpus", "4", "--gpu-type", "t4", "--gpus-per-node", "2", "--cpus-per-task", "1"]
+        lab.submit(*words, "--launcher", "gloo", "--wait")
+        bound = [(lab.cell("bound", "n4-t4") / f"bound-{rank}").read_text().split(" ", 1) for rank in range(4)]
+        assert [node[-4:] for node, _ in bound] == ["t4-1", "t4-1", "t4-2", "t4-2"]
+        assert [cores for _, cores in bound] == ["[0]", "[1]", "[0]", "[1]"]
+    finally:
+        testcluster.down(options)
+
+
+def test_what_would_be_run_in_a_container(lab: Lab) -> None:
+    """No container runtime is here: a stand-in writes down how it is called and runs what stands after the image."""
+    image = "/images/it's $HOME.sif"
+    folder = lab.room / "bin"
+    folder.mkdir()
+    (folder / "apptainer").write_text(
+        '#!/bin/bash\nprintf "%s\\n" "$@" >"$HVDTRAIN_RUN_DIR/words.$SLURM_PROCID"\n'
+        'while [ "$1" != "$IMAGE" ]; do shift; done\nshift; exec "$@"\n'
+    )
+    (folder / "apptainer").chmod(0o755)
+    table = {"kind": "apptainer", "image": image, "python": sys.executable, "mounts": ["/scratch:/data"]}
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in table.items()]
+    (lab.room / "hvdtrain.toml").write_text(f"[site.container]\n{''.join(lines)}")
+    lab.submit(*PLAIN_WORDS, "--gpus", "2", "--wait", PATH=f"{folder}:{os.environ['PATH']}", IMAGE=image)
+    assert lab.result("plain", "n2")["status"] == "completed"
+    for rank in (0, 1):
+        words = (lab.cell("plain", "n2") / f"words.{rank}").read_text().splitlines()
+        assert words[:2] == ["exec", "--nv"]
+        assert ["--bind", "/scratch:/data"] in [list(pair) for pair in itertools.pairwise(words)]
+        assert words[words.index(image) + 1 :][:3] == [sys.executable, "-m", "hvdtrain.run"]
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
@@ -216,9 +263,35 @@ def test_an_accepted_submission_without_an_answer_is_found_again(lab: Lab) -> No
     assert len({row["job"].split("_")[0] for row in lab.status("plain").values()}) == 1, jobs
 
 
+def test_ctrl_c_while_slurm_is_asked_leaves_no_job_and_no_file(lab: Lab) -> None:
+    path = wrapped_sbatch(lab.room, "kill -INT $PPID; sleep 5")  # it was accepted, and nobody hears the number
+    done = lab("submit", *PLAIN_WORDS, "--gpus", "1,2", "--set", "sleep=60", PATH=path)
+    assert done.returncode == 1
+    assert done.stderr == "error: interrupted\n"
+    assert (lab.room / "bin" / "calls").read_text() == "call\n"
+    assert not (lab.room / "runs").exists()
+    until(lambda: lab.cluster.run(["squeue", "-h"]).stdout == "")
+
+
+def test_a_study_that_cannot_be_written_can_still_be_cancelled(lab: Lab) -> None:
+    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--set", "sleep=600")
+    place = lab.room / "runs" / "plain" / "submissions"
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+    try:
+        done = lab("cancel", "plain")
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    assert done.returncode == 0, done.stderr
+    assert "not written down: " in done.stderr
+    assert "Read-only file system" in done.stderr
+    until(lambda: lab.cluster.run(["squeue", "-h"]).stdout == "")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--gpus", "2", "--account", ""], '--account "": give a value, or leave the option out'),
         (["--gpus", "5"], "5 ranks cannot lie evenly on at most 4 nodes with 4 GPUs each"),
         (["--gpus", "5"], "nearest that fit: 4 and 6"),
         (["--gpus", "16", "--gpu-type", "t4"], "there are 8 GPUs of type t4: 2 nodes with 4 each; nearest that fit: 8"),
@@ -243,7 +316,7 @@ def test_requests_that_cannot_be_fulfilled(lab: Lab, words: list[str], message: 
 
 def test_a_cell_that_will_never_start_says_so(lab: Lab) -> None:
     lab.submit(*PLAIN_WORDS, "--gpus", "1", "--partition", "short", "--time", "30")
-    until(lambda: "PartitionTimeLimit" in lab.status("plain")["n1"]["reason"], 20)
+    until(lambda: "PartitionTimeLimit" in lab.status("plain")["n1"]["reason"])
     assert "it will never start" in lab("status", "plain").stdout
     assert lab("cancel", "plain").returncode == 0
     assert lab.status("plain")["n1"]["status"] == "cancelled"
@@ -281,7 +354,7 @@ def test_without_accounting_hours_are_an_estimate(lab: Lab) -> None:
     lab.submit(*PLAIN_WORDS, "--gpus", "2", "--set", "sleep=2", "--wait")
     row = lab.status("plain")["n2-sleep2"]
     assert row["gpu_hours_estimated"] is True
-    assert 2 * 2 / 3600 < row["gpu_hours"] < 2 * 15 / 3600
+    assert 2 * 2 / 3600 < row["gpu_hours"] < 2 * 60 / 3600
     assert "estimated from wall clock times GPUs" in lab("status", "plain").stdout
 
 
@@ -304,8 +377,8 @@ def test_then_report_comes_even_when_cells_fail(small: Lab) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"submitted job \d+: the report, when all cells have ended", done.stdout)
     log = small.room / "runs" / "told" / "submissions" / "report" / "report.log"
-    until(lambda: log.exists() and "report" in log.read_text(), 90)
-    until(lambda: (small.room / "runs" / "told" / "report").is_dir(), 60)
+    until(lambda: log.exists() and "report" in log.read_text(), 240)
+    until(lambda: (small.room / "runs" / "told" / "report").is_dir())
     assert {row["status"] for row in small.status("told").values()} == {"completed", "failed"}
 
 
@@ -343,29 +416,7 @@ def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
     assert min(tries) < 0.5, tries
 
 
-# --- scripts that come with the project ----------------------------------------------------------------------------
-
-
-@pytest.mark.ranks
-def test_published_scripts_from_a_clean_clone(slurm_cluster: Cluster, tmp_path: Path) -> None:
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
-    subprocess.run(
-        ["cp", "-r", str(ROOT / "hvdtrain"), str(ROOT / "slurm"), str(ROOT / "jobs"), str(clone)], check=True
-    )
-    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-    worlds = {}
-    for words, world in (([], 2), (["--ntasks-per-node=1", "--gpus-per-node=t4:1"], 1)):
-        command = ["env", path, f"DATA_DIR={tmp_path}", "sbatch", "--parsable", *words, "slurm/digits_2gpu.sh"]
-        done = slurm_cluster.run([*command, "--epochs", "2"], cwd=clone, check=True)
-        worlds[done.stdout.strip()] = world
-    for number, world in worlds.items():
-        file = clone / "runs" / "slurm" / f"digits-{number}" / "result.json"
-        until(lambda file=file: "slurm" in (record.read_json(file) or {}), 120)
-        log = (clone / f"slurm-{number}.out").read_text()
-        result = json.loads(file.read_text())
-        assert (result["status"], result["world_size"]) == ("completed", world), log
-        assert f"attempt 1, SLURM job {number}" in log
+# --- the doctor -------------------------------------------------------------------------------------------------------
 
 
 def test_the_doctor_on_nodes(lab: Lab) -> None:

@@ -34,6 +34,9 @@ def ending_of(status: int, **more: Any) -> tuple[str, bool]:
         (137, {"left": -1.0}, ("timeout", True)),
         # cancelled: SLURM is ending the job, and nobody wants it back
         (75, {"recorded": "preempted", "job_state": "COMPLETING"}, ("cancelled", False)),
+        # Preempted without grace: SLURM itself starts it again, and has counted that.
+        (75, {"recorded": "preempted", "job_state": "COMPLETING", "restarts": True}, ("preempted", False)),
+        (143, {"job_state": "COMPLETING", "restarts": True}, ("preempted", False)),
         (143, {"job_state": "CANCELLED"}, ("cancelled", False)),
         # accidents have a budget, a program's own errors have none
         (1, {"recorded": "failed", "reason": DIED}, ("failed", True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -37,6 +38,7 @@ def raising(error: BaseException) -> int:
         (UserError("no job"), 2, "error: no job\n"),
         (Diverged("not a number"), 2, "error: not a number\n"),
         (KeyboardInterrupt(), 1, "error: interrupted\n"),
+        (OSError(errno.EROFS, "Read-only file system", "runs/a"), 2, "error: runs/a: Read-only file system\n"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(
@@ -49,6 +51,8 @@ def test_a_mistake_is_one_line_on_stderr(
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         raising(ZeroDivisionError())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        raising(OSError(errno.EBADF, "Bad file descriptor"))
 
 
 def test_status_and_arguments_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
