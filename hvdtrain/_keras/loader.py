@@ -66,7 +66,7 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
         batches = self.batches()
         index = step - (len(self) - len(batches))
-        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices)
+        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices, self.epoch)
 
     def consumed(self, steps: int) -> int:
         """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""
@@ -106,7 +106,8 @@ def loader(
     """Training data for `model.fit`: `batch_size` samples of them for each device in each step.
 
     Args:
-        x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed.
+        x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed. One with a
+            method `in_epoch(epoch, indices)` is asked for what its samples are in that epoch: `hvdtrain.data.affine.Augmented`.
         y: targets, likewise.
         sample_weight: shape (n,).
         uneven: what to do with a last step that the samples do not fill: "pad" shares it out (the gradient is weighted so that
@@ -145,6 +146,11 @@ def _length(arrays: Sequence[Any]) -> int:
     return int(lengths.pop())
 
 
-def _picked(arrays: Sequence[Any], indices: Any) -> tuple[Any, ...]:
+def _picked(arrays: Sequence[Any], indices: Any, epoch: int | None = None) -> tuple[Any, ...]:
+    def pick(array: Any) -> np.ndarray:
+        if epoch is not None and hasattr(array, "in_epoch"):
+            return np.asarray(array.in_epoch(epoch, indices))
+        return np.asarray(array[indices])
+
     # None inside a tuple would make Keras guess; only trailing ones were cut off.
-    return tuple(keras.tree.map_structure(lambda array: np.asarray(array[indices]), part) for part in arrays)
+    return tuple(keras.tree.map_structure(pick, part) for part in arrays)
