@@ -94,7 +94,7 @@ class Augmented:
         """The images `indices` as `epoch` has them. Threads may call it side by side."""
         height, width = self.shape[1:3]
         maps = self._changes.maps(self._draws(epoch)[indices], height, width)
-        batch = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        batch = self._rows.empty(len(indices))
         for index, matrix, out in zip(indices, maps.reshape(-1, 2, 3), batch, strict=True):
             warp(self._rows.view(index), matrix, out)
         return batch

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.data.folders import Tree
+from hvdtrain.data.memory import Batches
 from hvdtrain.data.packing import Progress, Share, checksum, chunks, decode_files
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.world import World
@@ -49,19 +50,27 @@ class Packed:
 
 
 class Rows:
-    """Some rows of an array, for loaders: `rows[indices]` reads only those."""
+    """Some rows of an array of bytes, for loaders: `rows[indices]` reads only those."""
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
         # A plain array over the same memory: numpy.memmap does bookkeeping each time that it is indexed.
         self._array, self._rows = np.asarray(array), rows
         self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+        self._memory = Batches()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        picked: np.ndarray = self._array[self._rows[index]]
-        return picked
+        rows = self._rows[index]
+        if np.ndim(rows) != 1:
+            return np.array(self._array[rows])
+        # "clip" lets numpy write straight to `out`; every number in `rows` is one of a row.
+        return np.take(self._array, rows, axis=0, out=self.empty(len(rows)), mode="clip")
+
+    def empty(self, n: int) -> np.ndarray:
+        """Memory for `n` rows."""
+        return self._memory.empty((n, *self.shape[1:]))
 
     def view(self, index: int) -> np.ndarray:
         """One row, not copied; read-only where the array is."""

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from hvdtrain.data.decode import Unreadable, decode
+from hvdtrain.data.memory import Batches
 
 #: Images that are decoded and written together: one write of 16 x 150 kB costs two thirds of 16 writes.
 CHUNK = 16
@@ -62,9 +63,9 @@ def decode_files(
     Raises:
         OSError: `target` cannot be written.
     """
-    share = Share()
+    share, memory = Share(), Batches()
     with open(target, "r+b", buffering=0) as file, ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(_decode_chunk, paths, chunk, size, file.fileno(), share) for chunk in rows}
+        running = {pool.submit(_decode_chunk, paths, chunk, file.fileno(), memory, size, share) for chunk in rows}
         try:
             while running:
                 ended, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
@@ -77,8 +78,8 @@ def decode_files(
     return share
 
 
-def _decode_chunk(paths: Sequence[Path], rows: range, size: int, file: int, share: Share) -> None:
-    pixels = np.empty((len(rows), size, size, 3), np.uint8)
+def _decode_chunk(paths: Sequence[Path], rows: range, file: int, memory: Batches, size: int, share: Share) -> None:
+    pixels = memory.empty((len(rows), size, size, 3))
     for row, out in zip(rows, pixels, strict=True):
         try:
             decode(paths[row], size, out)
