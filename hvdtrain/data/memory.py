@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ class Batches:
     """
 
     def __init__(self, kept: int = 32) -> None:
-        self._free: deque[np.ndarray] = deque(maxlen=kept)
+        self._free: deque[mmap.mmap] = deque(maxlen=kept)
 
     def empty(self, shape: Sequence[int]) -> np.ndarray:
         """Like numpy.empty, of bytes. Threads may call it side by side."""
@@ -26,10 +27,10 @@ class Batches:
         try:
             block = self._free.pop()
         except IndexError:
-            block = np.empty(size, np.uint8)
+            block = mmap.mmap(-1, max(1, size))
         if len(block) < size:
-            block = np.empty(size, np.uint8)
-        # A new array over the block's memory, not a view of the block: views of views are views of this one, and keep it alive.
-        array: np.ndarray = np.ndarray(shape, np.uint8, buffer=block.data)
+            block = mmap.mmap(-1, size)
+        # Every view of this array keeps it alive: numpy would follow it to what it is a view of only if that were an array too.
+        array: np.ndarray = np.ndarray(shape, np.uint8, buffer=block)
         weakref.finalize(array, self._free.append, block).atexit = False
         return array
