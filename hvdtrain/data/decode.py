@@ -14,9 +14,8 @@ try:
 except ImportError:  # no wheel for this machine: Pillow decodes them all
     simplejpeg = None
 
-#: Where a JPEG may say how it is to be turned; most have neither.
-_TELL_ORIENTATION = (b"Exif\x00\x00", b"http://ns.adobe.com/xap")
-_DAMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_APP1, _START_OF_SCAN = 0xE1, 0xDA
+_DAMAGE = (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
 
 
 class Unreadable(Exception):
@@ -37,7 +36,8 @@ def decode(path: Path, size: int, out: np.ndarray | None = None) -> np.ndarray:
     """
     pixels = np.empty((size, size, 3), np.uint8) if out is None else out
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            content = file.read()
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None
     if not _plain_jpeg(content, pixels):
@@ -71,10 +71,14 @@ def _too_large(width: int, height: int) -> bool:
 
 
 def _turned(content: bytes) -> bool:
-    if not any(mark in content for mark in _TELL_ORIENTATION):
-        return False
-    with Image.open(io.BytesIO(content)) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    """Whether a JPEG says that it is to be turned or mirrored: in EXIF or XMP, both in a segment APP1 before the pixels."""
+    at = 2
+    while content[at : at + 1] == b"\xff" and content[at + 1] != _START_OF_SCAN:
+        if content[at + 1] == _APP1:
+            with Image.open(io.BytesIO(content)) as image:
+                return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+    return False
 
 
 def _any_kind(content: bytes, size: int) -> np.ndarray:

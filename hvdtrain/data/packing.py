@@ -19,8 +19,8 @@ import xxhash
 from hvdtrain.data.decode import Unreadable, decode
 from hvdtrain.data.memory import Batches
 
-#: Images that are decoded and written together: one write of 16 x 150 kB costs two thirds of 16 writes.
-CHUNK = 16
+#: Images that are decoded and written together: few writes, of pixels that are still in the core's cache.
+CHUNK = 8
 
 
 @dataclass
