@@ -1,6 +1,6 @@
 """Whether more ranks cost accuracy: a job with 1, 2 and 4 ranks and several seeds, on Fashion-MNIST.
 
-    python bench/accuracy_by_ranks.py --json bench/results/accuracy_by_ranks.json    # both jobs, about 20 minutes on two cores
+    python bench/accuracy_by_ranks.py --json bench/results/accuracy_by_ranks.json    # both jobs, about 20 minutes on two idle cores
     python bench/accuracy_by_ranks.py --tiny                                         # one epoch, one seed, 1 and 2 ranks
 
 Each run is `python -m hvdtrain.launch -n RANKS JOB` with the job's own batch size and rate per rank: the batch of all ranks grows

@@ -42,6 +42,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import psutil
 
 # Started as a file, only its own folder is on the path; from a checkout without installation the rest is beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -239,22 +240,46 @@ def data_loader(files: list[str]) -> Contender:
     return Contender(lambda: sum(len(batch) for batch in loader))
 
 
-def measure(contenders: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
-    """Images per second of each contender in each round; round 0 does not count."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+def cpu_seconds() -> float:
+    """Of this process and those that it started."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
+
+
+@dataclass
+class Rates:
+    """Images per second of each contender in each round, by the clock, and by cores' time, which other work moves less."""
+
+    wall: dict[str, list[float]]
+    core: dict[str, list[float]]
+
+    def ratio(self, over: str, under: str, by: str) -> float:
+        """Of medians."""
+        rates = getattr(self, by)
+        return statistics.median(rates[over]) / statistics.median(rates[under])
+
+
+def measure(contenders: dict[str, Contender], rounds: int) -> Rates:
+    """Each contender in each round; round 0 does not count."""
+    rates = Rates({name: [] for name in contenders}, {name: [] for name in contenders})
     for number in range(rounds + 1):
         for name, each in contenders.items():
-            done, seconds = 0, 0.0
+            done, seconds, busy = 0, 0.0, 0.0
             while seconds < SECONDS:
                 each.before()
-                began = time.perf_counter()
+                began, used = time.perf_counter(), cpu_seconds()
                 done += each.run()
                 seconds += time.perf_counter() - began
-            rate = done / seconds
+                busy += cpu_seconds() - used
             if number:
-                rates[name].append(rate)
+                rates.wall[name].append(done / seconds)
+                rates.core[name].append(done / max(busy, 0.01))
             told = f"round {number}" if number else "warm-up"
-            print(f"{told}: {name:<15} {rate:9,.0f} images/s", file=sys.stderr, flush=True)
+            print(
+                f"{told}: {name:<15} {done / seconds:9,.0f} images/s {done / max(busy, 0.01):9,.0f} per core second",
+                file=sys.stderr,
+                flush=True,
+            )
     return rates
 
 
@@ -272,16 +297,18 @@ RATIOS = (
 )
 
 
-def table(rates: dict[str, list[float]], ratios: dict[str, float], title: str) -> str:
+def table(rates: Rates, title: str) -> str:
     """For people."""
-    lines = [title]
-    for name, values in rates.items():
-        lines.append(
-            f"{name:<16} {statistics.median(values):9,.0f} images/s   ({min(values):,.0f} to {max(values):,.0f})"
-        )
-    for (over, under, least), value in zip(RATIOS, ratios.values(), strict=True):
+    lines = [title, "", " " * 17 + "images/s (lowest to highest)       per core second"]
+    for name, values in rates.wall.items():
+        spread = f"({min(values):,.0f} to {max(values):,.0f})"
+        core = statistics.median(rates.core[name])
+        lines.append(f"{name:<16} {statistics.median(values):9,.0f} {spread:<22} {core:12,.0f}")
+    lines += ["", " " * 37 + "by time   by core time"]
+    for over, under, least in RATIOS:
+        wall, core = (rates.ratio(over, under, by) for by in ("wall", "core"))
         asked = f"   asked for: {least}" if least else ""
-        lines.append(f"{f'{over} / {under}':<36} {value:8.2f}{asked}")
+        lines.append(f"{f'{over} / {under}':<34} {wall:9.2f} {core:14.2f}{asked}")
     return "\n".join(lines)
 
 
@@ -305,15 +332,17 @@ def main() -> int:
             "(c) DataLoader": data_loader(files),
         }
         rates = measure(contenders, rounds)
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = {f"{over} / {under}": medians[over] / medians[under] for over, under, _ in RATIOS}
     date, machine = f"{datetime.now(timezone.utc):%Y-%m-%d}", f"{CORES} cores, no GPU"
     title = f"{images:,} JPEGs of {SIZE} pixels, {machine}, {date}; medians of {rounds} rounds, contenders taking turns"
-    text = table(rates, ratios, title)
+    text = table(rates, title)
     print(text)
     if options.json:
         facts = {"date": date, "machine": machine, "images": images, "size": SIZE, "batch": BATCH}
-        figures = {**facts, "images_per_s": rates, "medians": medians, "ratios": ratios}
+        ratios = {
+            f"{over} / {under}": {by: rates.ratio(over, under, by) for by in ("wall", "core")}
+            for over, under, _ in RATIOS
+        }
+        figures = {**facts, "images_per_s": rates.wall, "images_per_core_s": rates.core, "ratios": ratios}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
         shown = f"# The input pipeline\n\n`python bench/input_pipeline.py --json FILE`\n\n```\n{text}\n```\n"
         options.json.with_suffix(".md").write_text(shown)

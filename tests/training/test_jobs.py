@@ -18,7 +18,7 @@ FASHION = ("--data", "fashion-mnist")
 
 def train(job: str, ranks: int, folder: Path, *arguments: object) -> tuple[Ended, list[dict[str, Any]]]:
     options = ["--run-dir", str(folder), *(["--launcher", "none"] if ranks == 1 else [])]
-    ended = run_world(ranks, job, *arguments, options=options, patience=200.0, PYTHONWARNINGS="ignore")
+    ended = run_world(ranks, job, *arguments, options=options, patience=280.0, PYTHONWARNINGS="ignore")
     assert ended.status == 0, ended.err
     return ended, [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 
