@@ -18,7 +18,7 @@ FASHION = ("--data", "fashion-mnist")
 
 def train(job: str, ranks: int, folder: Path, *arguments: object) -> tuple[Ended, list[dict[str, Any]]]:
     options = ["--run-dir", str(folder), *(["--launcher", "none"] if ranks == 1 else [])]
-    ended = run_world(ranks, job, *arguments, options=options, patience=280.0, PYTHONWARNINGS="ignore")
+    ended = run_world(ranks, job, *arguments, options=options, patience=200.0, PYTHONWARNINGS="ignore")
     assert ended.status == 0, ended.err
     return ended, [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 
@@ -102,11 +102,12 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ranks
 @pytest.mark.parametrize(("job", "framework"), [("caltech256", "tensorflow"), ("fruit", "torch")])
 def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, framework: str, trees: Path, tmp_path: Path) -> None:
-    """The same images, changed alike by the augmentation, in the same steps: losses differ by no more than sums of floats do.
+    """The same images in the same steps: losses differ by no more than sums of floats do.
 
-    VGG16, because without weights a backbone of batch normalisations gives next to the same features for every image.
+    Without weights the backbone gives next to the same features for every image, so that what the augmentation made of one hardly shows;
+    tests/data/test_augment.py shows that it is the same for any number of ranks.
     """
-    arguments = ["--data-dir", trees, "--epochs", 2, "--image-size", 32, "--weights", "none", "--backbone", "VGG16"]
+    arguments = ["--data-dir", trees, "--epochs", 2, "--image-size", 32, "--weights", "none"]
     arguments += ["--lr-rule", "none", "--max-bad", 3, "--framework", framework]
     arguments += ["--frozen"] if job == "fruit" else []
     runs = {}
@@ -115,8 +116,8 @@ def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, framework: str,
     samples = {"caltech256": 99 + 2, "fruit": 72}[job]
     for one, two in zip(runs[1], runs[2], strict=True):
         assert one["samples"] == two["samples"] == samples
-        assert two["train_loss"] == pytest.approx(one["train_loss"], abs=2e-4)
-        assert two["val_loss"] == pytest.approx(one["val_loss"], abs=2e-4)
+        assert two["train_loss"] == pytest.approx(one["train_loss"], abs=1e-4)
+        assert two["val_loss"] == pytest.approx(one["val_loss"], abs=1e-4)
 
 
 def test_an_image_job_names_what_is_wrong(trees: Path, tmp_path: Path) -> None:
