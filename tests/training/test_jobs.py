@@ -104,8 +104,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, framework: str, trees: Path, tmp_path: Path) -> None:
     """The same images in the same steps: losses differ by no more than sums of floats do.
 
-    Without weights the backbone gives next to the same features for every image, so that what the augmentation made of one hardly shows;
-    tests/data/test_augment.py shows that it is the same for any number of ranks.
+    Without weights the backbone gives next to the same features for every image, so that what the augmentation made of one hardly
+    shows; tests/data/test_augment.py shows that it is the same for any number of ranks.
     """
     arguments = ["--data-dir", trees, "--epochs", 2, "--image-size", 32, "--weights", "none"]
     arguments += ["--lr-rule", "none", "--max-bad", 3, "--framework", framework]
