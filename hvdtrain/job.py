@@ -29,9 +29,7 @@ def parser(
 
     `strategies`: for a job that can average gradients in several ways, the legal values of `--strategy`, the default first.
     """
-    result = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
-    )
+    result = argparse.ArgumentParser(description=description, formatter_class=_Help, allow_abbrev=False)
     result.add_argument("--epochs", type=_positive_int, default=epochs, help="passes over the training data")
     result.add_argument("--batch-size", type=_positive_int, default=batch_size, help="samples per rank and step")
     result.add_argument("--lr", type=_positive_float, default=lr, help="learning rate of one rank, before scaling")
@@ -41,6 +39,13 @@ def parser(
     if strategies:
         result.add_argument("--strategy", choices=strategies, default=strategies[0], help="what averages gradients")
     return result
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults after each option, but for those that say it themselves and for switches, which are off."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None or action.default is False else super()._get_help_string(action)
 
 
 def _rules() -> list[str]:

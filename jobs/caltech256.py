@@ -32,19 +32,19 @@ def main() -> None:
 
     import hvdtrain.keras as hk
     from hvdtrain.data import image_job
-    from hvdtrain.data.augment import RandomAffine
+    from hvdtrain.data.affine import Affine
 
     hk.init(options.strategy)
     keras.utils.set_random_seed(options.seed)
     keras.config.set_dtype_policy(image_job.POLICIES[options.precision])
     data = image_job.one_folder("caltech256", options, share=0.2)
     # As published: rotation 5 %, zoom 20 %, shift 20 %, horizontal flip.
-    changes = RandomAffine(zoom=0.2, shift=0.2, rotation=0.05, flip=True)
+    changes = Affine(zoom=0.2, shift=0.2, rotation=0.05, flip=True)
     model = image_job.classifier(options, len(data[0].classes), changes, options.fine_tune)
     # As published: the learning rate grows with the number of GPUs (rule linear); the warm-up is ours.
     sgd = keras.optimizers.SGD(options.lr, momentum=0.9)
     optimizer = hk.DistributedOptimizer(sgd, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs)
-    image_job.train(options, model, optimizer, data)
+    image_job.train(options, model, optimizer, data, changes)
 
 
 if __name__ == "__main__":

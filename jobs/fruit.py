@@ -35,18 +35,18 @@ def main() -> None:
 
     import hvdtrain.keras as hk
     from hvdtrain.data import image_job
-    from hvdtrain.data.augment import RandomAffine
+    from hvdtrain.data.affine import Affine
 
     hk.init(options.strategy)
     keras.utils.set_random_seed(options.seed)
     keras.config.set_dtype_policy(image_job.POLICIES[options.precision])
     data = image_job.two_folders("fruit", options)
     # As published: zoom 1 %, shift 1 %, no flip.
-    changes = RandomAffine(zoom=0.01, shift=0.01, rotation=0.0, flip=False)
+    changes = Affine(zoom=0.01, shift=0.01, rotation=0.0, flip=False)
     model = image_job.classifier(options, len(data[0].classes), changes, fine_tune=not options.frozen)
     adam = keras.optimizers.Adam(options.lr)
     optimizer = hk.DistributedOptimizer(adam, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs)
-    image_job.train(options, model, optimizer, data)
+    image_job.train(options, model, optimizer, data, changes)
 
 
 if __name__ == "__main__":

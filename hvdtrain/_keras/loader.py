@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from hvdtrain._keras.ahead import Ahead, Key
 from hvdtrain._keras.start import in_process, world
 from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
 from hvdtrain.errors import UserError
@@ -25,7 +26,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(
         self, arrays: Sequence[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: dict[str, Any]
     ) -> None:
-        super().__init__(**options)
+        super().__init__(**_of_keras(options))
+        self._ahead = _ahead(self._make, options)
         self.batch_size = batch_size
         self.n_samples = _length(arrays)
         self._arrays = arrays
@@ -50,12 +52,16 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
 
     def batches(self) -> list[ShardBatch]:
         """This rank's part of each remaining step of the epoch; every rank has as many."""
-        epoch, skipped, batches = self._batches
-        if (epoch, skipped) != (self.epoch, self._skipped):
-            order = epoch_order(self.n_samples, self._seed, self.epoch, self._shuffle)[self._skipped :]
-            batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
-            del batches[len(batches) - self._too_small :]
-            self._batches = (self.epoch, self._skipped, batches)
+        return self._batches_of(self.epoch, self._skipped)
+
+    def _batches_of(self, epoch: int, skipped: int) -> list[ShardBatch]:
+        known = self._batches
+        if known[:2] == (epoch, skipped):
+            return known[2]
+        order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle)[skipped:]
+        batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
+        del batches[len(batches) - self._too_small :]
+        self._batches = (epoch, skipped, batches)
         return batches
 
     def __len__(self) -> int:
@@ -63,10 +69,16 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven) - self._too_small
 
     def __getitem__(self, step: int) -> tuple[Any, ...]:
+        key = (self.epoch, self._skipped, step)
+        picked: tuple[Any, ...] = self._ahead.get(key, len(self)) if self._ahead else self._make(key)
+        return picked
+
+    def _make(self, key: Key) -> tuple[Any, ...]:
+        epoch, skipped, step = key
+        batches = self._batches_of(epoch, skipped)
         # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
-        batches = self.batches()
         index = step - (len(self) - len(batches))
-        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices)
+        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices, epoch)
 
     def consumed(self, steps: int) -> int:
         """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""
@@ -77,7 +89,8 @@ class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's share of a data set for evaluation, in order; ranks may have different numbers of batches."""
 
     def __init__(self, arrays: Sequence[Any], batch_size: int, options: dict[str, Any]) -> None:
-        super().__init__(**options)
+        super().__init__(**_of_keras(options))
+        self._ahead = _ahead(self._make, options)
         self._arrays = arrays
         self.n_samples = _length(arrays)
         self._batches = share(self.n_samples, batch_size, world().rank, world().size)
@@ -89,7 +102,12 @@ class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
         return len(self._batches)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return _picked(self._arrays, self._batches[index])
+        key = (0, 0, index)
+        picked: tuple[Any, ...] = self._ahead.get(key, len(self)) if self._ahead else self._make(key)
+        return picked
+
+    def _make(self, key: Key) -> tuple[Any, ...]:
+        return _picked(self._arrays, self._batches[key[2]])
 
 
 def loader(
@@ -106,13 +124,15 @@ def loader(
     """Training data for `model.fit`: `batch_size` samples of them for each device in each step.
 
     Args:
-        x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed.
+        x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed. One with a
+            method `in_epoch(epoch, indices)` is asked for what its samples are in that epoch: `hvdtrain.data.affine.Augmented`.
         y: targets, likewise.
         sample_weight: shape (n,).
         uneven: what to do with a last step that the samples do not fill: "pad" shares it out (the gradient is weighted so that
             it is that of all samples alike), "drop" leaves it out.
         seed: of the order; must be the same on every rank.
-        options: for `keras.utils.PyDataset` (workers, use_multiprocessing, max_queue_size).
+        options: `workers`: threads that make batches before they are asked for, 1 (none) by default; `max_queue_size`: how many
+            batches they make ahead, 10 by default. With `use_multiprocessing` Keras' own processes do it.
 
     Raises:
         UserError: no sample, arrays of different lengths, or less than one step with `drop`.
@@ -133,6 +153,18 @@ def validation_loader(
     return ValidationLoader(_given(x, y, sample_weight), batch_size * in_process(), options)
 
 
+def _of_keras(options: dict[str, Any]) -> dict[str, Any]:
+    """What Keras is told: threads are ours, so that it starts none."""
+    return options if options.get("use_multiprocessing") else {**options, "workers": 1}
+
+
+def _ahead(make: Callable[[Key], Any], options: dict[str, Any]) -> Ahead | None:
+    threads = options.get("workers", 1)
+    if threads < 2 or options.get("use_multiprocessing"):
+        return None
+    return Ahead(make, threads, options.get("max_queue_size", 10))
+
+
 def _given(*arrays: Any) -> list[Any]:
     last = max((index for index, array in enumerate(arrays) if array is not None), default=0)
     return list(arrays[: last + 1])
@@ -145,6 +177,11 @@ def _length(arrays: Sequence[Any]) -> int:
     return int(lengths.pop())
 
 
-def _picked(arrays: Sequence[Any], indices: Any) -> tuple[Any, ...]:
+def _picked(arrays: Sequence[Any], indices: Any, epoch: int | None = None) -> tuple[Any, ...]:
+    def pick(array: Any) -> np.ndarray:
+        if epoch is not None and hasattr(array, "in_epoch"):
+            return np.asarray(array.in_epoch(epoch, indices))
+        return np.asarray(array[indices])
+
     # None inside a tuple would make Keras guess; only trailing ones were cut off.
-    return tuple(keras.tree.map_structure(lambda array: np.asarray(array[indices]), part) for part in arrays)
+    return tuple(keras.tree.map_structure(pick, part) for part in arrays)

@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.data.folders import Tree
-from hvdtrain.data.packing import Progress, decode_files
+from hvdtrain.data.memory import Batches
+from hvdtrain.data.packing import Progress, Share, checksum, chunks, decode_files
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.world import World
 
 Gather = Callable[[Any], list[Any]]
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,32 @@ class Packed:
 
 
 class Rows:
-    """Some rows of an array, for loaders: `rows[indices]` reads only those."""
+    """Some rows of an array of bytes, for loaders: `rows[indices]` reads only those."""
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
-        self._array, self._rows = array, rows
+        # A plain array over the same memory: numpy.memmap does bookkeeping each time that it is indexed.
+        self._array, self._rows = np.asarray(array), rows
         self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+        self._memory = Batches()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self._array[self._rows[index]])
+        rows = self._rows[index]
+        if np.ndim(rows) != 1:
+            return np.array(self._array[rows])
+        # "clip" lets numpy write straight to `out`; every number in `rows` is one of a row.
+        return np.take(self._array, rows, axis=0, out=self.empty(len(rows)), mode="clip")
+
+    def empty(self, n: int) -> np.ndarray:
+        """Memory for `n` rows."""
+        return self._memory.empty((n, *self.shape[1:]))
+
+    def view(self, index: int) -> np.ndarray:
+        """One row, not copied; read-only where the array is."""
+        row: np.ndarray = self._array[self._rows[index]]
+        return row
 
 
 def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | None = None) -> Packed:
@@ -76,7 +91,8 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
         UserError: too many unreadable files (the first ten are named), or no room; on all ranks alike.
     """
     legal = max(10, len(tree.files) // 100) if max_bad is None else max_bad
-    need = len(tree.files) * size * size * 3
+    row = size * size * 3
+    need = len(tree.files) * row
     base = cache_folder() / place.node / f"{tree.key}-{size}-v{_VERSION}"
     leader = place.local_rank == 0
     problem, lock = "", None
@@ -88,17 +104,17 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
             problem = f"{base.parent}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node's own disk"
     try:
         # A node that has the file waits for those that have not.
-        whole = leader and not problem and _intact(base, need)
+        whole = leader and not problem and _intact(base, len(tree.files), row)
         if leader and not problem and not whole:
             problem = _prepare(base, need)
         told = gather((place.node, leader, whole, problem))
         _raise_any(each[3] for each in told)
         have = next(each[2] for each in told if each[0] == place.node and each[1])
-        if not have:
-            bad = _decode_share(tree, size, base.with_suffix(".part"), place)
-        failures = gather((place.node, [] if have else bad))
+        share, problem = (Share(), "") if have else _decode_share(tree, size, base.with_suffix(".part"), place)
+        shares = gather((place.node, share, problem))
+        _raise_any(each[2] for each in shares)
         if leader and not have:
-            _finish(base, sorted(entry for node, entries in failures if node == place.node for entry in entries))
+            _finish(base, [each[1] for each in shares if each[0] == place.node])
         gather(None)
     finally:
         if lock is not None:
@@ -130,13 +146,21 @@ def _locked(path: Path) -> Any:
     return file
 
 
-def _intact(base: Path, need: int) -> bool:
+def _intact(base: Path, n: int, row: int) -> bool:
     data, manifest = base.with_suffix(".u8"), base.with_suffix(".json")
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))
-        return data.stat().st_size == need and _checksum(data) == known["crc32"]
+        if data.stat().st_size != n * row:
+            return False
+        rows = np.asarray(np.memmap(data, np.uint8, "r", shape=(n, row)))
+        return str(known["xxh3"]) == _digest([checksum(pixels) for pixels in rows])
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _digest(sums: list[int]) -> str:
+    """Of the whole file, from those of its rows: these can be taken by all ranks at once, while the pixels are at hand."""
+    return f"{checksum(np.array(sums, np.uint64)):016x}"
 
 
 def _prepare(base: Path, need: int) -> str:
@@ -152,16 +176,19 @@ def _prepare(base: Path, need: int) -> str:
     return ""
 
 
-def _decode_share(tree: Tree, size: int, part: Path, place: World) -> list[tuple[int, str]]:
-    """This rank's images, in processes: one for each core that it may use."""
-    mine = [
-        (index, str(tree.root / tree.files[index]))
-        for index in range(place.local_rank, len(tree.files), place.local_size)
-    ]
-    cores = max(1, len(os.sched_getaffinity(0)) // _sharers(place))
-    if not mine:
-        return []
-    return decode_files(mine, size, part, min(cores, len(mine)), Progress(len(mine), shown=place.rank == 0))
+def _decode_share(tree: Tree, size: int, part: Path, place: World) -> tuple[Share, str]:
+    """This rank's images, in threads: one for each core that it may use; and what kept them from being written."""
+    rows = list(chunks(len(tree.files), place.local_rank, place.local_size))
+    progress = Progress(sum(map(len, rows)), shown=place.rank == 0)
+    try:
+        return decode_files([tree.root / name for name in tree.files], rows, size, part, cores_of(place), progress), ""
+    except OSError as error:
+        return Share(), f"{part}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node with more room"
+
+
+def cores_of(place: World) -> int:
+    """How many cores this rank may use; those that ranks of its node share are shared out."""
+    return max(1, len(os.sched_getaffinity(0)) // _sharers(place))
 
 
 def _sharers(place: World) -> int:
@@ -169,21 +196,14 @@ def _sharers(place: World) -> int:
     return place.local_size if len(os.sched_getaffinity(0)) >= (os.cpu_count() or 1) else 1
 
 
-def _finish(base: Path, bad: list[tuple[int, str]]) -> None:
-    part = base.with_suffix(".part")
-    crc = _checksum(part)
-    os.replace(part, base.with_suffix(".u8"))
+def _finish(base: Path, shares: list[Share]) -> None:
+    """What the ranks of this node have decoded, under its name."""
+    sums = dict(sorted(pair for share in shares for pair in share.sums.items()))
+    os.replace(base.with_suffix(".part"), base.with_suffix(".u8"))
     aside = base.with_suffix(".json.part")
-    aside.write_text(json.dumps({"crc32": crc, "bad": bad}), encoding="utf-8")
+    bad = sorted(entry for share in shares for entry in share.bad)
+    aside.write_text(json.dumps({"xxh3": _digest(list(sums.values())), "bad": bad}), encoding="utf-8")
     os.replace(aside, base.with_suffix(".json"))
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def _raise_any(problems: Iterator[str]) -> None:

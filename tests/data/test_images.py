@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hvdtrain.data import decode as decoding
 from hvdtrain.data.decode import Unreadable, decode
 from hvdtrain.data.folders import scan, split
+from hvdtrain.data.memory import Batches
 from hvdtrain.data.packed import Rows, pack
+from hvdtrain.data.packing import chunks, decode_files
 from hvdtrain.errors import UserError
 from hvdtrain.world import World, detect
 from tests.data import images
@@ -65,6 +68,53 @@ def test_odd_images_come_out_right_and_bad_ones_say_why(tmp_path: Path) -> None:
     for name, reason in bad.items():
         with pytest.raises(Unreadable, match=reason):
             decode(tmp_path / name, 32)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (100, 70), (300, 200), (40, 50)])
+def test_the_quick_way_for_jpegs_gives_what_pillow_does(
+    shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where libjpeg-turbo is asked directly; greyscale, and with EXIF that turns nothing."""
+    pytest.importorskip("simplejpeg")
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    smooth = images.picture(1, 4, 5, shape).resize((8, 8)).resize(shape, Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "plain.jpg", quality=95)
+    smooth.convert("L").save(tmp_path / "grey.jpg", quality=95)
+    smooth.save(tmp_path / "exif.jpg", quality=95, exif=exif)
+    for file in sorted(tmp_path.iterdir()):
+        assert decoding._plain_jpeg(file.read_bytes(), np.empty((64, 64, 3), np.uint8)), file.name
+        quick = decode(file, 64).astype(int)
+        with monkeypatch.context() as without:
+            without.setattr(decoding, "simplejpeg", None)
+            slow = decode(file, 64).astype(int)
+        # Of larger images both take the scales of libjpeg-turbo, but Pillow smoothes once more.
+        assert np.abs(quick - slow).max() <= (0 if shape == (64, 64) else 8), file.name
+        assert np.abs(quick - slow).mean() < 1, file.name
+
+
+def test_a_full_disk_ends_the_packing(tmp_path: Path) -> None:
+    root = images.tree(tmp_path / "t", classes=2, each=40)
+    paths = sorted(root.rglob("*.jpg"))
+    with pytest.raises(OSError, match="No space left"):
+        decode_files(paths, chunks(len(paths), 0, 1), 16, Path("/dev/full"), 2, lambda done: None)
+
+
+def test_memory_of_batches_comes_back_when_nothing_looks_at_it() -> None:
+    memory = Batches()
+    first = memory.empty((4, 8, 8, 3))
+    place = first.ctypes.data
+    part = first[1:].reshape(-1)[5:]
+    first[...] = 7
+    del first
+    other = memory.empty((4, 8, 8, 3))
+    other[...] = 9
+    assert (part == 7).all(), "a view's memory was given away"
+    del part
+    again = memory.empty((3, 8, 8, 3))
+    assert again.ctypes.data == place
+    assert again.shape == (3, 8, 8, 3)
+    assert memory.empty((40, 8, 8, 3)).size == 40 * 192
 
 
 def test_packed_images_are_the_decoded_ones_and_stay(

@@ -102,29 +102,22 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ranks
 @pytest.mark.parametrize(("job", "framework"), [("caltech256", "tensorflow"), ("fruit", "torch")])
 def test_image_jobs_train_alike_with_one_and_two_ranks(job: str, framework: str, trees: Path, tmp_path: Path) -> None:
-    """As many samples count in each epoch; what the ranks learn is compared where nothing is drawn at random."""
-    arguments = [
-        "--data-dir",
-        trees,
-        "--epochs",
-        2,
-        "--image-size",
-        32,
-        "--weights",
-        "none",
-        "--lr-rule",
-        "none",
-        "--max-bad",
-        3,
-    ]
-    arguments += ["--framework", framework, *(["--frozen"] if job == "fruit" else [])]
+    """The same images in the same steps: losses differ by no more than sums of floats do.
+
+    Without weights the backbone gives next to the same features for every image, so that what the augmentation made of one hardly
+    shows; tests/data/test_augment.py shows that it is the same for any number of ranks.
+    """
+    arguments = ["--data-dir", trees, "--epochs", 2, "--image-size", 32, "--weights", "none"]
+    arguments += ["--lr-rule", "none", "--max-bad", 3, "--framework", framework]
+    arguments += ["--frozen"] if job == "fruit" else []
     runs = {}
     for ranks in (1, 2):
         _, runs[ranks] = train(job, ranks, tmp_path / str(ranks), *arguments, "--batch-size", 16 // ranks)
     samples = {"caltech256": 99 + 2, "fruit": 72}[job]
-    for epochs in runs.values():
-        assert [epoch["samples"] for epoch in epochs] == [samples, samples]
-        assert all(epoch["val_loss"] > 0 and epoch["seconds"] > 0 for epoch in epochs)
+    for one, two in zip(runs[1], runs[2], strict=True):
+        assert one["samples"] == two["samples"] == samples
+        assert two["train_loss"] == pytest.approx(one["train_loss"], abs=1e-4)
+        assert two["val_loss"] == pytest.approx(one["val_loss"], abs=1e-4)
 
 
 def test_an_image_job_names_what_is_wrong(trees: Path, tmp_path: Path) -> None:
