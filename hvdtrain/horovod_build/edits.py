@@ -27,7 +27,7 @@ class Edit:
 
 
 _CONTROLLER = "horovod/common/mpi/mpi_controller.cc"
-#: What the controller's thread waits in: the blocking call as it stands there, and its name.
+#: What the controller's thread waits in, as it stands there.
 _MPI_CALLS = (
     """MPI_Allreduce(MPI_IN_PLACE, bitvector.data(), count,
                                MPI_LONG_LONG_INT, MPI_BAND, mpi_ctx_.mpi_comm);
@@ -61,6 +61,37 @@ _MPI_CALLS = (
 """,
 )
 
+_OPERATIONS = "horovod/common/ops/mpi_operations.cc"
+#: What moves data.
+_MPI_DATA_CALLS = (
+    """MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
+                    mpi_context.GetMPIDataType(first_entry.tensor),
+                    mpiOp,
+                    mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+""",
+    """MPI_Allgatherv(sendbuf != nullptr ? sendbuf : MPI_IN_PLACE,
+                          (int) total_num_elements,
+                          dtype,
+                          buffer_data,
+                          recvcounts,
+                          displcmnts,
+                          dtype,
+                          mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+""",
+    """MPI_Bcast(data_ptr,
+                     (int) e.tensor->shape().num_elements(),
+                     mpi_context.GetMPIDataType(e.tensor->dtype()),
+                     e.root_rank,
+                     mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+""",
+    """MPI_Alltoallv(sendbuf, sendcounts.data(), sdispls.data(),
+                         mpi_context.GetMPIDataType(e.tensor->dtype()),
+                         buffer_data, recvcounts.data(), rdispls.data(),
+                         mpi_context.GetMPIDataType(e.output->dtype()),
+                         mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+""",
+)
+
 
 def _asleep(call: str, busy: str) -> str:
     """The same operation without blocking: MPI_Bcast(..., comm) is MPI_Ibcast(..., comm, request)."""
@@ -72,13 +103,9 @@ def _asleep(call: str, busy: str) -> str:
 def _mpi_waits() -> list[Edit]:
     """All or none: an operation that does not block never meets one that does."""
     why = "So that a rank that waits for the others sleeps; see WaitAsleep."
-    data = """MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
-                    mpi_context.GetMPIDataType(first_entry.tensor),
-                    mpiOp,
-                    mpi_context.GetMPICommunicator(Communicator::GLOBAL));
-"""
     messages = [Edit(_CONTROLLER, call, _asleep(call, "kBusyInMessages"), why) for call in _MPI_CALLS]
-    return [*messages, Edit("horovod/common/ops/mpi_operations.cc", data, _asleep(data, "kBusyInData"), why)]
+    data = [Edit(_OPERATIONS, call, _asleep(call, "kBusyInData"), why) for call in _MPI_DATA_CALLS]
+    return [*messages, *data]
 
 
 EDITS: tuple[Edit, ...] = (
