@@ -4,7 +4,9 @@
 
 Two models with the same weights train in turns of 60 steps, now the one first, now the other: one as `hvdtrain.keras` trains by
 default, one whose graph has no clock and takes no norms. The first five steps of a turn do not count. Printed is the median of the
-ratios of neighbouring turns, and their quartiles. The replica check is timed by itself and charged to every 200th step.
+ratios of neighbouring turns, and their quartiles; two models without either are compared in the same way, which shows how much of
+that is noise. On TensorFlow the clock and the norms are also timed by themselves, compiled, on gradients of the model's size: what
+they add to a step is less than the noise. The replica check is timed by itself and charged to every 200th step.
 """
 
 from __future__ import annotations
@@ -58,15 +60,16 @@ def model_of(width: int, measuring: bool) -> Any:
     return model
 
 
-def measure(turns: int, width: int) -> dict[str, float]:
+def measure(turns: int, width: int) -> dict[str, Any]:
     """Medians in seconds."""
     hk.init()
     size = hk.world().size
     x = np.random.default_rng(0).normal(size=(TURN * 32 * size, width)).astype("float32")
     train = hk.loader(x, np.zeros(len(x), int), batch_size=32)
-    models = {"with": model_of(width, True), "without": model_of(width, False)}
+    models = {"with": model_of(width, True), "without": model_of(width, False), "again without": model_of(width, False)}
     clocks = {name: Steps() for name in models}
-    checks, ratios = [], []
+    checks: list[float] = []
+    ratios: dict[str, list[float]] = {"clock and norms": [], "noise": []}
     for turn in range(turns):
         for name in sorted(models, reverse=turn % 2 == 0):
             model = models[name]
@@ -74,18 +77,55 @@ def measure(turns: int, width: int) -> dict[str, float]:
             model.fit(train, epochs=1, callbacks=own, verbose=0)
             # Each `fit` traces its graph anew.
             del clocks[name].seconds[-TURN : WARM_UP - TURN]
-        halves = [statistics.median(clocks[name].seconds[WARM_UP - TURN :]) for name in models]
-        ratios.append(halves[0] / halves[1])
+        with_all, without, again = (statistics.median(clocks[name].seconds[WARM_UP - TURN :]) for name in models)
+        ratios["clock and norms"].append(with_all / without)
+        ratios["noise"].append(again / without)
         time.sleep(0.5)  # threads of Keras still read ahead for a while
         for _ in range(3):
             gather_objects(None)  # ranks end a fit at different times; the check must not be charged with that
             began = time.perf_counter()
             replicas.check(models["with"].trainable_variables, 1)
             checks.append(time.perf_counter() - began)
-    medians = {name: statistics.median(clock.seconds) for name, clock in clocks.items()}
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    spread = {"clock and norms": middle, "lower quartile": low, "upper quartile": high}
-    return {**medians, "check": statistics.median(checks), **spread}
+    found: dict[str, Any] = {name: statistics.median(clock.seconds) for name, clock in clocks.items()}
+    for name, values in ratios.items():
+        found[name] = dict(
+            zip(("lower quartile", "median", "upper quartile"), statistics.quantiles(values, n=4), strict=True)
+        )
+    if keras.backend.backend() == "tensorflow":
+        found["clock and norms, seconds alone"] = alone(models["with"])
+    return {**found, "check": statistics.median(checks)}
+
+
+def alone(model: Any, repeats: int = 500) -> float:
+    """Seconds that the clock and the norms take in a step, in a graph that does nothing else."""
+    import tensorflow as tf
+
+    wire: Any = synchronization(model.optimizer).wire
+    grads = [tf.random.normal(variable.shape) for variable in model.trainable_variables]
+    loss = tf.constant(1.0)
+
+    @tf.function(jit_compile=False)
+    def measuring() -> Any:
+        for name in ("data", "loss"):
+            wire._mark(name, [loss])
+        for name in ("gradients", "reduce_began", "reduce_ended"):
+            wire._mark(name, grads)
+        wire._add_norms(grads, grads)
+        return loss
+
+    @tf.function(jit_compile=False)
+    def nothing() -> Any:
+        return tf.identity(loss)
+
+    seconds: dict[Any, list[float]] = {nothing: [], measuring: []}
+    for number in range(20):
+        for function, means in seconds.items():
+            began = time.perf_counter()
+            for _ in range(repeats // 10):
+                function()
+            if number:  # the first turn compiles
+                means.append((time.perf_counter() - began) / (repeats // 10))
+    return statistics.median(seconds[measuring]) - statistics.median(seconds[nothing])
 
 
 def main() -> None:
@@ -102,6 +142,8 @@ def main() -> None:
     found = measure(options.turns, options.width)
     if hk.world().rank == 0:
         found["replica check"] = 1 + found["check"] / (REPLICA_EVERY * found["without"])
+        if "clock and norms, seconds alone" in found:
+            found["together"] = found["replica check"] + found["clock and norms, seconds alone"] / found["without"]
         place = f"{hk.world().size} ranks on {os.cpu_count()} cores, {keras.backend.backend()}"
         print(json.dumps({"machine": place, "width": options.width, **found}, indent=1))
 

@@ -189,7 +189,7 @@ EDITS: tuple[Edit, ...] = (
         path="horovod/common/mpi/mpi_context.h",
         old="#include <iostream>\n#include <memory>\n",
         new="#include <chrono>\n#include <iostream>\n#include <memory>\n#include <thread>\n",
-        why="For the wait below.",
+        why="The wait below needs clocks and threads.",
     ),
     Edit(
         path="horovod/common/mpi/mpi_context.h",

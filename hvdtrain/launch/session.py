@@ -42,7 +42,6 @@ from hvdtrain.launch.preflight import (
     seconds_from,
 )
 from hvdtrain.launch.rendezvous import Address, Client, Server, exchange
-from hvdtrain.launch.sharing import yield_when_idle
 from hvdtrain.launch.watchdog import INTERVAL_SECONDS, Watchdog, leave, say, wait_until
 from hvdtrain.world import World, another_node
 
@@ -87,7 +86,6 @@ class Session:
                 return
         else:
             os.environ.update(HOROVOD_CONTROLLER="mpi", HOROVOD_CPU_OPERATIONS="mpi")
-            yield_when_idle(self.world, len(os.sched_getaffinity(0)))
         if problem := own_problem(self.world, self._framework):
             raise LaunchError(problem, agreed=True)
 

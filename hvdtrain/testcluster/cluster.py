@@ -142,8 +142,7 @@ def up(options: Options, say: Say = say_nothing) -> Cluster:
             down(options)
             raise
     try:
-        if note := write_files(current.plan):
-            say(note)
+        write_files(current.plan)
         daemons.start(current, say, options.patience, options.owner_pid)
     except BaseException:
         down(options)

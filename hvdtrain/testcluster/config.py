@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 
-from hvdtrain.testcluster import waiting
 from hvdtrain.testcluster.plan import CPUS_PER_NODE, GPUS_PER_NODE, MEMORY_PER_NODE_MB, Plan
 
 #: How long a job of the `preempt` partition may go on once it has been told to go.
@@ -41,7 +40,6 @@ def slurm_conf(plan: Plan) -> str:
         # Needs no cgroup and therefore no systemd.
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
-        f"TaskProlog={directory}/{waiting.PROLOG}",
         "MpiDefault=none",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
@@ -162,9 +160,7 @@ def client_environment(plan: Plan) -> dict[str, str]:
     return {
         "SLURM_CONF": str(plan.slurm_conf),
         "HVDTRAIN_TESTCLUSTER": str(plan.directory),
-        # All nodes share this machine's cores: ranks of Open MPI that wait must let others work (waiting.py makes them
-        # sleep), and threads only hinder.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
+        # All nodes share this machine's cores: more threads would only hinder.
         "OMP_NUM_THREADS": "1",
     }
 

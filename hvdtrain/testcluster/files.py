@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hvdtrain.testcluster import config, tools, waiting
+from hvdtrain.testcluster import config, tools
 from hvdtrain.testcluster.plan import GPUS_PER_NODE, Plan
 
 
-def write_files(plan: Plan) -> str:
-    """Fill the directory: configuration, name resolution, stand-in GPUs, munge's key. Returns a note for the user, or nothing."""
+def write_files(plan: Plan) -> None:
+    """Fill the directory: configuration, name resolution, stand-in GPUs, munge's key."""
     directory = plan.directory
     directory.chmod(0o755)
     for name in ("ctld", "log", "etc-node", "etc-machine"):
@@ -21,9 +21,6 @@ def write_files(plan: Plan) -> str:
     key = directory / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(128))
-    if problem := waiting.make(directory):
-        return f"note: many ranks under srun --mpi=pmix will be slow, for they cannot sleep while they wait: {problem}"
-    return ""
 
 
 def _make_node(place: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,6 @@ import pytest
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.preflight import gloo_variables, own_problem, seconds_from
 from hvdtrain.launch.rendezvous import Address
-from hvdtrain.launch.sharing import YIELD_VARIABLE, yield_when_idle
 from hvdtrain.world import World
 
 ALONE = World(0, 2, 0, 2, 0, 1, "node1", "cpu", "local")
@@ -73,18 +71,3 @@ def test_what_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HVDTRAIN_STALL_TIMEOUT", text)
     with pytest.raises(Exception, match="is not a number of seconds"):
         seconds_from("HVDTRAIN_STALL_TIMEOUT", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("cores", "local_size", "given", "expected"),
-    [(1, 1, None, "1"), (2, 4, None, "1"), (4, 4, None, None), (2, 2, None, None), (1, 4, "0", "0")],
-)
-def test_waiting_ranks_of_mpi_give_a_shared_core_away(
-    cores: int, local_size: int, given: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(YIELD_VARIABLE, raising=False)
-    if given is not None:
-        monkeypatch.setenv(YIELD_VARIABLE, given)
-    yield_when_idle(replace(ALONE, size=8, local_size=local_size, launcher="pmix"), cores)
-    assert os.environ.get(YIELD_VARIABLE) == expected
-    os.environ.pop(YIELD_VARIABLE, None)
