@@ -41,8 +41,9 @@ def stories(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     cluster.run(["scontrol", "create", *abrupt.split()], check=True)
     lab = Lab(cluster, tmp_path_factory.mktemp("lab"))
     common = ["--gpus", "2", "--launcher", "gloo", "--cpus-per-task", "1", "--set", "lr=0.01"]
-    # Longer than its minute: it is told, writes a checkpoint, and is started again.
-    lab.submit(*common, "--study", "limit", "--partition", "short", "--time", "1", "--epochs", "3000")
+    # Longer than its two minutes: it is told, writes a checkpoint, and is started again. In one minute ten ranks that start at
+    # the same time on two cores may not get to a first step, and then there is no other start.
+    lab.submit(*common, "--study", "limit", "--time", "2", "--epochs", "9000")
     for study, more in {
         "node": ["--gpu-type", "v100"],
         "rank": ["--gpu-type", "t4"],
