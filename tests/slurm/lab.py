@@ -57,7 +57,7 @@ class Lab:
     def run(self, command: list[str], timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """Any command, with this project importable."""
         settings = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(self.room / ".config"), **environment}
-        words = ["env", *(f"{name}={value}" for name, value in settings.items()), *command]
+        words = ["env", "--default-signal=INT", *(f"{name}={value}" for name, value in settings.items()), *command]
         return self.cluster.run(words, cwd=self.room, timeout=timeout)
 
     def submit(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

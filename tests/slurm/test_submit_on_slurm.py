@@ -157,6 +157,8 @@ def test_from_inside_a_job(lab: Lab) -> None:
     done = lab.run(outer)
     assert done.returncode == 0, done.stderr
     lab.wait("plain", "completed")
+    # The batch script adds SLURM's facts when its ranks have completed.
+    until(lambda: "gpu_types" in lab.result("plain", "n2-v100"))
     result = lab.result("plain", "n2-v100")
     assert result["world_size"] == 2
     assert result["gpu_types"] == ["v100"]
