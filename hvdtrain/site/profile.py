@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.site.times import minutes
 
 Policy = Literal["preempted", "timeout"]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _duration(text: str) -> str:
+    minutes(text)
+    return text
+
+
+#: A time as SLURM writes it, such as 90, 1:30:00, 2-00.
+Duration = Annotated[str, AfterValidator(_duration)]
 
 
 class _Strict(BaseModel):
@@ -62,14 +71,7 @@ class Limits(_Strict):
     array_size: int | None = Field(default=None, ge=1, description="cells in one job array (MaxArraySize)")
     jobs: int | None = Field(default=None, ge=1, description="jobs of one user in the queue (MaxSubmitJobs)")
     gpus: int | None = Field(default=None, ge=1, description="GPUs of one job")
-    time: str | None = Field(default=None, description="longest time limit of a cell, as SLURM writes it")
-
-    @field_validator("time")
-    @classmethod
-    def _time(cls, value: str | None) -> str | None:
-        if value is not None:
-            minutes(value)
-        return value
+    time: Duration | None = Field(default=None, description="longest time limit of a cell, as SLURM writes it")
 
 
 class Site(_Strict):
@@ -80,7 +82,7 @@ class Site(_Strict):
     account: str | None = Field(default=None, description="who pays")
     qos: str | None = Field(default=None, description="quality of service")
     reservation: str | None = Field(default=None, description="reservation to run in")
-    time: str | None = Field(default=None, description="time limit of a cell, as SLURM writes it")
+    time: Duration | None = Field(default=None, description="time limit of a cell, as SLURM writes it")
     gpus: dict[str, Gpu] = Field(default={}, description="GPU types by the name that you use")
     gpus_per_node: int | None = Field(default=None, ge=1, description="GPUs on each node, where types do not say")
     ranks_per_node: int | None = Field(default=None, ge=1, description="ranks on each node of a cluster without GPUs")
@@ -107,13 +109,6 @@ class Site(_Strict):
     skip: list[str] = Field(default=[], description="directives to leave out, such as gpus-per-node, mem")
     directives: list[str] = Field(default=[], description="further directives, such as --exclusive, --mail-type=FAIL")
     limits: Limits = Limits()
-
-    @field_validator("time")
-    @classmethod
-    def _time(cls, value: str | None) -> str | None:
-        if value is not None:
-            minutes(value)
-        return value
 
     @field_validator("environment", "nccl")
     @classmethod

@@ -190,7 +190,6 @@ if place.rank == 0:
 '''
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared out")
 def test_every_rank_is_bound_to_a_core_of_its_own(tmp_path: Path) -> None:
     options = testcluster.Options(
         name=f"b{os.getpid() % 10**7}", owner_pid=os.getpid(), settings=("TaskPlugin=task/affinity",)
