@@ -16,12 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from turns import finish, in_ranks, machine, parser, spread, table, take_turns
+from turns import finish, in_cluster, in_ranks, machine, on_nodes, parser, spread, table, take_turns
 
 import hvdtrain.torch as ht
 
@@ -99,19 +95,6 @@ def _stream(size: int) -> float:
     return float(ht.sum_over_ranks([rate])[0])
 
 
-def on_cluster(options: argparse.Namespace, ranks: int, mpi: list[str], strategy: str) -> dict[str, float]:
-    """One rank on each of `ranks` nodes; inside the cluster that `main` has started."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        srun = ["srun", "-N", str(ranks), "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--time=5", *mpi]
-        rank = [sys.executable, "-m", "hvdtrain.run", __file__, "--rank", strategy, "--out", str(out)]
-        rank += ["--largest", str(options.largest), *(["--tiny"] if options.tiny else [])]
-        ended = subprocess.run([*srun, *rank], capture_output=True, text=True, timeout=400, check=False)
-        if ended.returncode != 0 or not out.exists():
-            sys.exit(f"{' '.join(srun)} ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-        return dict(json.loads(out.read_text()))
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas, at least 2 (default %(default)s)")
@@ -129,9 +112,7 @@ def main() -> None:
         if ht.world().rank == 0:
             options.out.write_text(json.dumps(found))
         return
-    if options.link and "SLURM_CONF" not in os.environ:
-        cluster = [sys.executable, "-m", "hvdtrain.testcluster", "run", "--name", "bench", "--link", options.link, "--"]
-        sys.exit(subprocess.run([*cluster, sys.executable, *sys.argv], check=False).returncode)
+    in_cluster(options.link, "--link", str(options.link))
     if options.tiny:
         options.ranks, options.rounds = "2", 1
     facts, rows, figures = machine(), [], {}
@@ -140,7 +121,7 @@ def main() -> None:
         turns: dict[str, Callable[[], dict[str, float]]] = {}
         for name, (launcher, mpi, strategy) in CONTENDERS.items():
             if options.link:
-                turns[name] = partial(on_cluster, options, ranks, mpi, strategy)
+                turns[name] = partial(on_nodes, __file__, ranks, 1, "--rank", strategy, *arguments, mpi=mpi)
             else:
                 turns[name] = partial(in_ranks, __file__, ranks, launcher, "--rank", strategy, *arguments)
         results = take_turns(turns, options.rounds)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from turns import finish, machine, parser, spread, table, take_turns
+from turns import finish, in_cluster, machine, parser, spread, table, take_turns
 
 ROOT = Path(__file__).resolve().parents[1]
 GRID = ["--job", "digits", "--gpus", "1,2,4,8", "--lr-rule", "linear,sqrt", "--seeds", "8", "--epochs", "1"]
@@ -99,19 +99,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--cluster", action="store_true", help="submit to a test cluster too (needs root and SLURM)")
     options = made.parse_args()
-    if options.cluster and "SLURM_CONF" not in os.environ:
-        cluster = [
-            sys.executable,
-            "-m",
-            "hvdtrain.testcluster",
-            "run",
-            "--name",
-            "bench",
-            "--",
-            sys.executable,
-            *sys.argv,
-        ]
-        sys.exit(subprocess.run(cluster, check=False).returncode)
+    in_cluster(options.cluster)
     cells = 64
     if options.tiny:
         options.rounds, cells = 1, 8

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import finish, machine, parser, spread, table, take_turns
+from turns import finish, machine, on_nodes, parser, spread, table, take_turns
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = (1, 2, 3, 4)
@@ -50,17 +50,9 @@ def rank(options: argparse.Namespace) -> None:
 
 def step_seconds(options: argparse.Namespace, nodes: int) -> float:
     """One rank on each of so many nodes, inside the cluster that `main` has started."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        srun = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--time=9"]
-        words = ["-m", "hvdtrain.run", __file__, "--rank", "--out", str(out), *(["--tiny"] if options.tiny else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(
-            [*srun, sys.executable, *words], capture_output=True, text=True, timeout=540, check=False, env=environment
-        )
-        if ended.returncode != 0 or not out.exists():
-            sys.exit(f"{' '.join(srun)} ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-        return float(json.loads(out.read_text()))
+    tiny = ["--tiny"] if options.tiny else []
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return float(on_nodes(__file__, nodes, 1, "--rank", *tiny, environ=environ))
 
 
 def study(options: argparse.Namespace) -> dict[int, list[float]]:

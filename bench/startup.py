@@ -24,9 +24,7 @@ BEGAN = time.time()
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +32,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from turns import finish, in_ranks, machine, parser, spread, table, take_turns
+from turns import finish, in_cluster, in_ranks, machine, on_nodes, parser, spread, table, take_turns
 
 PARTS = ("launch", "import", "init", "build", "broadcast", "first step")
 
@@ -100,23 +98,8 @@ def local(options: argparse.Namespace, ranks: int, launcher: str) -> dict[str, f
 
 def on_cluster(options: argparse.Namespace, ranks: int, mpi: list[str]) -> dict[str, float]:
     """A start over two nodes, inside the cluster that `main` has started."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        srun = [
-            "srun",
-            "-N2",
-            f"--ntasks-per-node={ranks // 2}",
-            "--kill-on-bad-exit=1",
-            "--time=9",
-            *mpi,
-            sys.executable,
-        ]
-        words = ["-m", "hvdtrain.run", __file__, "--rank", "--framework", options.framework, "--out", str(out)]
-        command = [*srun, *words, "--began", str(time.time())]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
-        if ended.returncode != 0 or not out.exists():
-            sys.exit(f"{' '.join(command)} ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-        return dict(json.loads(out.read_text()))
+    arguments = ["--rank", "--framework", options.framework, "--began", time.time()]
+    return dict(on_nodes(__file__, 2, ranks // 2, *arguments, mpi=mpi))
 
 
 def meeting(members: int) -> dict[str, float]:
@@ -171,19 +154,7 @@ def main() -> None:
     if options.rank:
         rank(options)
         return
-    if options.cluster and "SLURM_CONF" not in os.environ:
-        cluster = [
-            sys.executable,
-            "-m",
-            "hvdtrain.testcluster",
-            "run",
-            "--name",
-            "bench",
-            "--",
-            sys.executable,
-            *sys.argv,
-        ]
-        sys.exit(subprocess.run(cluster, check=False).returncode)
+    in_cluster(options.cluster)
     if options.tiny:
         options.ranks, options.rounds, options.members = "2", 1, 8
     facts, rows, figures = machine(), [], {}

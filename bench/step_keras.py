@@ -21,7 +21,6 @@ import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -30,7 +29,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from turns import compare_steps, parser
+from turns import compare_steps
 
 import hvdtrain.keras as hk
 
@@ -157,17 +156,5 @@ def rank(options: argparse.Namespace) -> None:
         options.out.write_text(json.dumps(found))
 
 
-def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas (default %(default)s)")
-    made.add_argument("--rank", help=argparse.SUPPRESS)
-    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = made.parse_args()
-    if options.rank:
-        rank(options)
-        return
-    compare_steps(__file__, options, CONTENDERS, ["hand-written", "multiworker"])
-
-
 if __name__ == "__main__":
-    main()
+    compare_steps(__doc__, __file__, CONTENDERS, ["hand-written", "multiworker"], rank)

@@ -24,13 +24,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from turns import compare_steps, parser
+from turns import compare_steps
 
 import hvdtrain.torch as ht
 
@@ -146,18 +145,6 @@ def rank(options: argparse.Namespace) -> None:
         options.out.write_text(json.dumps(found))
 
 
-def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas (default %(default)s)")
-    made.add_argument("--rank", help=argparse.SUPPRESS)
-    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = made.parse_args()
-    if options.rank:
-        rank(options)
-        return
-    compare_steps(__file__, options, CONTENDERS, ["hand-written", "DDP"])
-
-
 if __name__ == "__main__":
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "error")
-    main()
+    compare_steps(__doc__, __file__, CONTENDERS, ["hand-written", "DDP"], rank)

@@ -68,20 +68,44 @@ def take_turns(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> d
 
 
 def in_ranks(script: str | Path, ranks: int, launcher: str, *arguments: object, environ: Mapping[str, str] = {}) -> Any:
-    """What rank 0 of `script --out FILE arguments...` wrote to FILE as JSON.
+    """What rank 0 of `script --out FILE arguments...` wrote to FILE as JSON, on this machine.
 
     Exits:
         with the output of a run that failed.
     """
+    launch = [sys.executable, "-m", "hvdtrain.launch", "-n", str(ranks), "--launcher", launcher]
+    return _written_by([*launch, str(script)], arguments, environ)
+
+
+def on_nodes(
+    script: str | Path,
+    nodes: int,
+    per_node: int,
+    *arguments: object,
+    mpi: Sequence[str] = (),
+    environ: Mapping[str, str] = {},
+) -> Any:
+    """As `in_ranks`, on nodes of the cluster that `in_cluster` has started; `mpi` are further words for srun."""
+    place = ["srun", "-N", str(nodes), f"--ntasks-per-node={per_node}", "--kill-on-bad-exit=1", "--time=9", *mpi]
+    return _written_by([*place, sys.executable, "-m", "hvdtrain.run", str(script)], arguments, environ)
+
+
+def _written_by(command: Sequence[str], arguments: Sequence[object], environ: Mapping[str, str]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        launch = [sys.executable, "-m", "hvdtrain.launch", "-n", str(ranks), "--launcher", launcher]
-        command = [*launch, str(script), "--out", str(out), *map(str, arguments)]
+        words = [*command, "--out", str(out), *map(str, arguments)]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
         if ended.returncode != 0 or not out.exists():
-            sys.exit(f"{' '.join(command)} ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+            sys.exit(f"{' '.join(words)} ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
         return json.loads(out.read_text())
+
+
+def in_cluster(wanted: object, *words: str) -> None:
+    """Run this program again inside a test cluster started with `words`, and exit as it does; returns there, or if not wanted."""
+    if wanted and "SLURM_CONF" not in os.environ:
+        cluster = [sys.executable, "-m", "hvdtrain.testcluster", "run", "--name", "bench", *words, "--"]
+        sys.exit(subprocess.run([*cluster, sys.executable, *sys.argv], check=False).returncode)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -108,14 +132,27 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def compare_steps(
-    script: str, options: argparse.Namespace, contenders: Mapping[str, tuple[str, str]], rivals: Sequence[str]
+    description: str | None,
+    script: str,
+    contenders: Mapping[str, tuple[str, str]],
+    rivals: Sequence[str],
+    rank: Callable[[argparse.Namespace], None],
 ) -> None:
-    """Step times of contenders by model and number of ranks, as `script --rank KIND` gives them: {model: seconds of a step}.
+    """The program of a bench of step times, by model and number of ranks.
 
     Args:
-        contenders: name -> launcher, and KIND. The first one is ours.
+        contenders: name -> launcher, and what `rank` finds as `options.rank`. The first one is ours.
         rivals: those whose step times are divided by ours.
+        rank: what a rank does; rank 0 writes {model: seconds of a step} to `options.out`.
     """
+    made = parser(description)
+    made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas (default %(default)s)")
+    made.add_argument("--rank", help=argparse.SUPPRESS)
+    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = made.parse_args()
+    if options.rank:
+        rank(options)
+        return
     if options.tiny:
         options.ranks, options.rounds = "2", 1
     facts, rows, figures = machine(), [], {}
