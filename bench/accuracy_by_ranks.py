@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from turns import place
 
 #: Jobs, what they are given, and the accuracy that they must reach.
 JOBS: dict[str, tuple[tuple[str, ...], float]] = {
@@ -113,8 +114,8 @@ def main() -> int:
 def report(rows: list[dict[str, Any]], target: Path | None) -> None:
     """Print the table; with `target` also write it (.md) and all figures (.json)."""
     summaries = {job: summary(rows, job) for job in dict.fromkeys(row["job"] for row in rows)}
-    date, machine = f"{datetime.now(timezone.utc):%Y-%m-%d}", f"{os.cpu_count()} cores, no GPU"
-    text = f"Fashion-MNIST, {machine}, CPU ranks, {date}\n\n{table(rows, summaries)}"
+    date, machine = f"{datetime.now(timezone.utc):%Y-%m-%d}", place()
+    text = f"Fashion-MNIST, {machine}, {date}\n\n{table(rows, summaries)}"
     print(text)
     if target:
         figures = {"date": date, "machine": machine, "data": "Fashion-MNIST", "runs": rows, "summaries": summaries}

@@ -55,6 +55,13 @@ def machine() -> dict[str, Any]:
     }
 
 
+def place() -> str:
+    """Cores and GPUs of this machine, for the title of a table."""
+    from hvdtrain.machine import cores, visible_gpus
+
+    return f"{cores()} cores, {len(visible_gpus(os.environ)) or 'no'} GPU"
+
+
 def take_turns(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
     """`rounds` results of each. The order is turned round from one round to the next, so that a drift meets all alike."""
     results: dict[str, list[Result]] = {name: [] for name in contenders}
