@@ -151,7 +151,7 @@ def opencv() -> Any:
             import cv2
         except ImportError as error:
             raise UserError(
-                f"images are changed by OpenCV where there is no GPU: {error}. Type: pip install -c constraints.txt -e '.[data]'"
+                f"images are changed by OpenCV where there is no GPU: {error}. Type: pip install 'hvdtrain[data]'"
             ) from None
         cv2.setNumThreads(1)
         _opencv = cv2

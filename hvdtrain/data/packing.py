@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
-from hvdtrain.data.decode import Unreadable, decode
 from hvdtrain.data.memory import Batches
+from hvdtrain.errors import UserError
+
+try:
+    import xxhash
+
+    from hvdtrain.data.decode import Unreadable, decode
+except ImportError as error:
+    raise UserError(f"images are packed with Pillow and xxhash: {error}. Type: pip install 'hvdtrain[data]'") from None
 
 #: Images that are decoded and written together: few writes, of pixels that are still in the core's cache.
 CHUNK = 8

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -199,3 +201,11 @@ def test_ranks_pack_together_and_fail_together(tmp_path: Path) -> None:
     assert ended.status == 2
     assert ended.err.count("3 of 89 images") == 1
     assert "Traceback" not in ended.err
+
+
+def test_without_the_data_extra_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['xxhash'] = None; import hvdtrain.data.packed"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "UserError: images are packed with Pillow and xxhash" in done.stderr
+    assert "pip install 'hvdtrain[data]'" in done.stderr
