@@ -52,7 +52,7 @@ def _of_group(fit: GroupFit) -> Iterator[Finding]:
             next="measure the larger size again, and write its unit down",
         )
         return
-    flat = _flat(fit, rows, about)
+    flat = _flat(fit, rows, about, "rank" if fields["device"] == "cpu" else "GPU")
     if flat is not None:
         yield flat
     else:
@@ -84,8 +84,8 @@ def _of_group(fit: GroupFit) -> Iterator[Finding]:
     yield from _boundary(fit, rows, about)
 
 
-def _flat(fit: GroupFit, rows: tuple[int, ...], about: str) -> Finding | None:
-    """A throughput, or an epoch time, that does not change with the ranks."""
+def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, worker: str) -> Finding | None:
+    """A throughput, or an epoch time, that does not change with the ranks; `worker` is what a rank computes on."""
     data = fit.data
     if len(data.n) < 2 or data.n[-1] < 2 * data.n[0] or data.values.max() >= _FLAT * data.values.min():
         return None
@@ -99,7 +99,7 @@ def _flat(fit: GroupFit, rows: tuple[int, ...], about: str) -> Finding | None:
             rows,
             about,
             likely="the values are of one rank, not of all",
-            next="write the unit: samples/s/GPU is multiplied by the ranks",
+            next=f"write the unit: samples/s/{worker} is multiplied by the ranks",
             numbers=numbers,
         )
     if data.is_time:

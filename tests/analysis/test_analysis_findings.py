@@ -59,6 +59,13 @@ def test_speeds(tmp_path: Path, values: dict[int, float], code: str, numbers: di
         assert raised[code].numbers[name] == pytest.approx(value)
 
 
+@pytest.mark.parametrize(("device", "unit"), [("gpu", "samples/s/GPU"), ("cpu", "samples/s/rank")])
+def test_cpu_ranks_are_not_called_gpus(tmp_path: Path, device: str, unit: str) -> None:
+    rows = "".join(f"net,{device},{n},32,throughput,{value},images/s\n" for n, value in {1: 100, 2: 102, 4: 99}.items())
+    raised = found(tmp_path, rows, head="workload,device,n_gpus,per_gpu_batch,metric,value,unit\n")
+    assert unit in raised["per_worker_suspected"].next
+
+
 def test_a_speed_up_that_cannot_be(tmp_path: Path) -> None:
     raised = found(tmp_path, throughput({1: 100, 2: 195, 4: 1500}))
     assert set(raised) == {"implausible"}
