@@ -11,6 +11,7 @@ from hvdtrain import world as worlds
 from hvdtrain._keras.backends import backend
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
+from hvdtrain.machine import keep_freed_memory
 from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.together import first_of_node
 from hvdtrain.world import World
@@ -49,6 +50,8 @@ def init(strategy: str = "horovod") -> World:
         if strategy in ("single", "mirrored", "tpu"):
             refuse_several(place, strategy)
         session.prepare()
+        if place.device == "cpu":
+            keep_freed_memory()
         own.use(place, strategy)
         if place.size > 1:
             controller = own.start(session, strategy)

@@ -6,6 +6,7 @@ from what it is compared with.
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,9 @@ def start(world: World, horovod: Collectives) -> None:
         store = TCPStore(host, port, world.size, is_master=False, timeout=_TIMEOUT)
     backend = "gloo" if world.device == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_TIMEOUT)
+    # Before the interpreter ends: a thread of the group that still gives back the last tensor would wait for an interpreter
+    # that is gone, and abort the process.
+    atexit.register(dist.destroy_process_group)
 
 
 class ProcessGroup:

@@ -13,6 +13,7 @@ from hvdtrain import world as worlds
 from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
+from hvdtrain.machine import keep_freed_memory
 from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.together import first_of_node
 from hvdtrain.world import World
@@ -50,6 +51,8 @@ def init(strategy: str = "horovod") -> World:
         session.prepare()
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
+        else:
+            keep_freed_memory()
         if place.size > 1:
             _collectives = _start(session, strategy)
     except UserError:

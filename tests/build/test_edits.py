@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.horovod_build.edits import EDITS, Edit, apply_all, apply_edit, features, fingerprint
+from hvdtrain.horovod_build.edit import Edit, apply_edit
+from hvdtrain.horovod_build.edits import EDITS, apply_all, features, fingerprint
 from hvdtrain.horovod_build.errors import BuildError
 
 
