@@ -157,9 +157,9 @@ Status TensorQueue::AddToTensorQueueMulti(""",
   // State must be <= CONNECTED.
 """,
         why=(
-            "A thread that sends holds the lock of its pair while the kernel copies. Meanwhile the thread that receives asked in "
-            "an endless loop whether there is something to receive (there is) and whether it may (it may not): on one core it used up "
-            "its time slice before the sender could go on, a third of all time."
+            "A thread that sends holds the lock of its pair while the kernel copies. Meanwhile the thread that receives asked "
+            "without end whether there is something to receive (there is) and whether it may (it may not): on one core it used "
+            "up its time slice before the sender could go on, a third of all time."
         ),
         feature="gloo_waits_asleep",
     ),
