@@ -99,3 +99,28 @@ def test_more_ranks_than_gpus_are_refused_with_the_legal_part() -> None:
     with pytest.raises(UserError) as caught:
         check_ranks([8], 2, 64)
     assert "without the rest" not in str(caught.value)
+
+
+def _page_faults(*before: str, **environment: str) -> int:
+    """Of a process that ten times fills, and then frees, eight blocks of four megabytes."""
+    program = (
+        "import resource, numpy as np\n"
+        + "\n".join(before)
+        + "\nfor _ in range(2): blocks = [np.ones(1 << 19) for _ in range(8)]; del blocks\n"
+        "began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(10): blocks = [np.ones(1 << 19) for _ in range(8)]; del blocks\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - began)"
+    )
+    # Pages of two megabytes would hide what is counted.
+    environ = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0", **environment}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    return int(ended.stdout)
+
+
+def test_freed_memory_is_not_given_back() -> None:
+    kept = ("from hvdtrain.machine import keep_freed_memory", "keep_freed_memory()")
+    returned = _page_faults()
+    assert returned > 20_000
+    assert _page_faults(*kept) < returned / 20
+    # A user's own choice stays.
+    assert _page_faults(*kept, MALLOC_TRIM_THRESHOLD_="1000000") > returned / 2

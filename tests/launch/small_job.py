@@ -1,0 +1,35 @@
+"""Many small messages at once, of several types, checked; then what is left of torch.distributed when the interpreter ends."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+
+import torch
+
+import hvdtrain.torch as ht
+
+options = argparse.ArgumentParser()
+options.add_argument("--strategy", default="horovod")
+strategy = options.parse_args().strategy
+# Registered first, called last.
+atexit.register(lambda: print("group alive at the end:", torch.distributed.is_initialized()))
+world = ht.init(strategy)
+total = sum(range(1, world.size + 1))
+if strategy == "horovod":
+    import horovod.torch as hvd
+
+    for size in (1, 2, 3, 5, 7, 64, 1001, 100_003):
+        for kind in (torch.float32, torch.float64, torch.int64):
+            sent = torch.arange(size).to(kind) * (world.rank + 1)
+            got = hvd.allreduce(sent, op=hvd.Sum, name=f"{size}.{kind}")
+            assert torch.equal(got, torch.arange(size).to(kind) * total), (size, kind)
+    handles = [
+        hvd.allreduce_async(torch.full((n,), float(world.rank + 1)), name=f"n{n}", op=hvd.Sum) for n in range(1, 300)
+    ]
+    for n, handle in enumerate(handles, start=1):
+        assert torch.equal(hvd.synchronize(handle), torch.full((n,), float(total))), n
+else:
+    assert ht.sum_over_ranks([world.rank + 1.0]) == [total]
+if world.rank == 0:
+    print(f"{world.size} ranks agree")

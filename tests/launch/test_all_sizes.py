@@ -1,0 +1,27 @@
+"""Worlds of every small size, powers of two or not: how Horovod's ranks agree on what to send depends on their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import run_world
+
+JOB = Path(__file__).with_name("small_job.py")
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 7])
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_messages_arrive(launcher: str, ranks: int) -> None:
+    ended = run_world(ranks, JOB, options=["--launcher", launcher])
+    assert ended.status == 0, ended.err
+    assert f"{ranks} ranks agree" in ended.out
+
+
+def test_ddp_leaves_before_the_interpreter_does() -> None:
+    """Else a thread that gives back the last tensor may find no interpreter any more, and abort."""
+    ended = run_world(3, JOB, "--strategy", "ddp", options=["--launcher", "local"])
+    assert ended.status == 0, ended.err
+    assert "group alive at the end: False" in ended.out
