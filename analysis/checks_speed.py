@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -29,15 +29,20 @@ _BOUNDARY = 1.10
 _DISTURBED = 0.20
 
 
-def speed_checks(table: pd.DataFrame) -> Iterator[Finding]:
-    """What the speeds of each group say, and those of the same work on other GPUs."""
+def speed_checks(table: pd.DataFrame, from_runs: Collection[object] = ()) -> Iterator[Finding]:
+    """What the speeds of each group say, and those of the same work on other GPUs.
+
+    Args:
+        from_runs: values of `source` that this suite recorded: what they count is known.
+    """
     for fit in fit_scaling(table).groups:
-        yield from _of_group(fit)
+        recorded = "source" in table and bool(table.loc[list(fit.data.rows), "source"].isin(list(from_runs)).all())
+        yield from _of_group(fit, recorded)
     yield from _same_on_other_gpus(table)
     yield from _disturbed_replicates(table)
 
 
-def _of_group(fit: GroupFit) -> Iterator[Finding]:
+def _of_group(fit: GroupFit, recorded: bool) -> Iterator[Finding]:
     data = fit.data
     fields = dict(zip(GROUP, data.key, strict=True))
     about = describe(fields)
@@ -52,7 +57,7 @@ def _of_group(fit: GroupFit) -> Iterator[Finding]:
             next="measure the larger size again, and write its unit down",
         )
         return
-    flat = _flat(fit, rows, about, "rank" if fields["device"] == "cpu" else "GPU")
+    flat = _flat(fit, rows, about, fields["device"] == "cpu", recorded)
     if flat is not None:
         yield flat
     else:
@@ -84,14 +89,24 @@ def _of_group(fit: GroupFit) -> Iterator[Finding]:
     yield from _boundary(fit, rows, about)
 
 
-def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, worker: str) -> Finding | None:
-    """A throughput, or an epoch time, that does not change with the ranks; `worker` is what a rank computes on."""
-    data = fit.data
+def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, cpu: bool, recorded: bool) -> Finding | None:
+    """A throughput, or an epoch time, that does not change with the ranks."""
+    data, worker = fit.data, "rank" if cpu else "GPU"
     if len(data.n) < 2 or data.n[-1] < 2 * data.n[0] or data.values.max() >= _FLAT * data.values.min():
         return None
     low, high = float(data.values.min()), float(data.values.max())
     seen = f"{data.metric} stays at {low:.4g} to {high:.4g} {data.unit} from {data.n[0]:g} to {data.n[-1]:g} ranks"
     numbers = {"low": low, "high": high}
+    if recorded and (data.metric == "throughput" or data.is_time):
+        return Finding(
+            "retrograde",
+            f"{seen}: more ranks bring nothing",
+            rows,
+            about,
+            likely="the ranks share the same cores" if cpu else "sending gradients takes what computing gains",
+            next=f"take {words.ranks(int(data.n[0]), 'cpu' if cpu else 'gpu')}, or a larger batch per rank",
+            numbers=numbers,
+        )
     if data.metric == "throughput":
         return Finding(
             "per_worker_suspected",

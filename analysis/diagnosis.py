@@ -32,5 +32,6 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     ['inconsistent_total', 'superlinear', 'input_bound']
     """
     table = completed(table, ("n_gpus", "metric", "value"))
-    found = [*speed_checks(table), *table_checks(table, {run.source for run in runs}), *run_checks(runs)]
+    sources = {run.source for run in runs}
+    found = [*speed_checks(table, sources), *table_checks(table, sources), *run_checks(runs)]
     return sorted(found, key=lambda finding: CODES.index(finding.code))

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import analysis
+from analysis.checks_speed import speed_checks
 from analysis.finding import CODES
 from analysis.phases import bound, phase_seconds
 from hvdtrain.record import Epoch
@@ -64,6 +65,15 @@ def test_cpu_ranks_are_not_called_gpus(tmp_path: Path, device: str, unit: str) -
     rows = "".join(f"net,{device},{n},32,throughput,{value},images/s\n" for n, value in {1: 100, 2: 102, 4: 99}.items())
     raised = found(tmp_path, rows, head="workload,device,n_gpus,per_gpu_batch,metric,value,unit\n")
     assert unit in raised["per_worker_suspected"].next
+
+
+def test_what_this_suite_recorded_counts_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "flat.csv"
+    path.write_text(HEAD + throughput({1: 100, 2: 102, 4: 99, 8: 101}))
+    table = analysis.read(path)
+    raised = [finding.code for finding in speed_checks(table, {table["source"].iloc[0]})]
+    assert raised == ["retrograde"]
+    assert [finding.code for finding in speed_checks(table, {"another"})] == ["per_worker_suspected"]
 
 
 def test_a_speed_up_that_cannot_be(tmp_path: Path) -> None:
