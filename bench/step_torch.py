@@ -84,9 +84,9 @@ def resnet18() -> tuple[nn.Module, tuple[int, ...], int]:
 
 #: Model -> how to make it, and steps of an epoch.
 MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, tuple[int, ...], int]], int]] = {
-    "small CNN": (small_cnn, 200),
+    "small CNN": (small_cnn, 120),
     "6 x 1024 MLP": (wide_mlp, 40),
-    "ResNet-18": (resnet18, 8),
+    "ResNet-18": (resnet18, 6),
 }
 
 
@@ -135,7 +135,7 @@ def rank(options: argparse.Namespace) -> None:
         model, shape, batch = make()
         n = batch * world.size * (2 if options.tiny else steps)
         data = TensorDataset(torch.randn(n, *shape), torch.randint(0, 10, (n,)))
-        epochs = 2 if options.tiny else 5
+        epochs = 2 if options.tiny else 4
         if options.rank == "hvdtrain":
             seconds = by_hvdtrain(model, data, batch, epochs)
         else:
