@@ -19,8 +19,9 @@ from tests.unit.starting import run, script
 JOB = """
 import os, sys
 rank = os.environ.get("HOROVOD_RANK", "0")
-print("out of rank", rank)
-print("err of rank", rank, file=sys.stderr)
+# In one piece each: unbuffered, print writes word by word, and ranks share the file.
+sys.stdout.write(f"out of rank {rank}\\n")
+sys.stderr.write(f"err of rank {rank}\\n")
 if sys.argv[1] == "text":
     sys.exit("text of the job")
 sys.exit(int(sys.argv[1]))
