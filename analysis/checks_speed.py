@@ -57,7 +57,7 @@ def _of_group(fit: GroupFit, recorded: bool) -> Iterator[Finding]:
             next="measure the larger size again, and write its unit down",
         )
         return
-    flat = _flat(fit, rows, about, fields["device"] == "cpu", recorded)
+    flat = _flat(fit, rows, about, recorded)
     if flat is not None:
         yield flat
     else:
@@ -89,9 +89,9 @@ def _of_group(fit: GroupFit, recorded: bool) -> Iterator[Finding]:
     yield from _boundary(fit, rows, about)
 
 
-def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, cpu: bool, recorded: bool) -> Finding | None:
+def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, recorded: bool) -> Finding | None:
     """A throughput, or an epoch time, that does not change with the ranks."""
-    data, worker = fit.data, "rank" if cpu else "GPU"
+    data, device = fit.data, fit.fields["device"]
     if len(data.n) < 2 or data.n[-1] < 2 * data.n[0] or data.values.max() >= _FLAT * data.values.min():
         return None
     low, high = float(data.values.min()), float(data.values.max())
@@ -103,8 +103,10 @@ def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, cpu: bool, recorded:
             f"{seen}: more ranks bring nothing",
             rows,
             about,
-            likely="the ranks share the same cores" if cpu else "sending gradients takes what computing gains",
-            next=f"take {words.ranks(int(data.n[0]), 'cpu' if cpu else 'gpu')}, or a larger batch per rank",
+            likely="the ranks share the same cores"
+            if device == "cpu"
+            else "sending gradients takes what computing gains",
+            next=f"take {words.ranks(int(data.n[0]), device)}, or a larger batch per rank",
             numbers=numbers,
         )
     if data.metric == "throughput":
@@ -114,7 +116,7 @@ def _flat(fit: GroupFit, rows: tuple[int, ...], about: str, cpu: bool, recorded:
             rows,
             about,
             likely="the values are of one rank, not of all",
-            next=f"write the unit: samples/s/{worker} is multiplied by the ranks",
+            next=f"write the unit: samples/s/{'rank' if device == 'cpu' else 'GPU'} is multiplied by the ranks",
             numbers=numbers,
         )
     if data.is_time:

@@ -5,6 +5,19 @@ from __future__ import annotations
 from hvdtrain.horovod_build.edit import Edit
 from hvdtrain.horovod_build.mpi_waits import MPI_WAITS
 
+
+def _halving(operation: str) -> Edit:
+    """How Gloo's ranks agree on what to send."""
+    before = "  opts.setOutput(bitvector.data(), count);\n"
+    after = f"  void (*func)(void*, const void*, const void*, size_t) = &Bit{operation}<long long>;\n"
+    return Edit(
+        path="horovod/common/gloo/gloo_controller.cc",
+        old=before + after,
+        new=before + "  opts.setAlgorithm(gloo::AllreduceOptions::Algorithm::BCUBE);\n" + after,
+        why="A few words to all ranks: halving and doubling takes 2 log2(n) messages one after the other, a ring 2 (n - 1).",
+    )
+
+
 WAITS: tuple[Edit, ...] = (
     Edit(
         path="horovod/torch/mpi_ops_v2.cc",
@@ -169,27 +182,6 @@ Status TensorQueue::AddToTensorQueueMulti(""",
         new="#include <array>\n#include <algorithm>\n#include <chrono>\n#include <thread>\n",
         why="What the sleep above needs.",
     ),
-    Edit(
-        path="horovod/common/gloo/gloo_controller.cc",
-        old="""  opts.setOutput(bitvector.data(), count);
-  void (*func)(void*, const void*, const void*, size_t) = &BitAnd<long long>;
-""",
-        new="""  opts.setOutput(bitvector.data(), count);
-  opts.setAlgorithm(gloo::AllreduceOptions::Algorithm::BCUBE);
-  void (*func)(void*, const void*, const void*, size_t) = &BitAnd<long long>;
-""",
-        why="A few words to all ranks: halving and doubling takes 2 log2(n) messages one after the other, a ring 2 (n - 1).",
-    ),
-    Edit(
-        path="horovod/common/gloo/gloo_controller.cc",
-        old="""  opts.setOutput(bitvector.data(), count);
-  void (*func)(void*, const void*, const void*, size_t) = &BitOr<long long>;
-""",
-        new="""  opts.setOutput(bitvector.data(), count);
-  opts.setAlgorithm(gloo::AllreduceOptions::Algorithm::BCUBE);
-  void (*func)(void*, const void*, const void*, size_t) = &BitOr<long long>;
-""",
-        why="As above: halving and doubling.",
-    ),
+    *(_halving(operation) for operation in ("And", "Or")),
     *MPI_WAITS,
 )
