@@ -137,9 +137,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
-    if (devices := backend().replicas()) is not None:
-        arguments["x"] = devices.spread(train)
-        arguments["validation_data"] = devices.spread(arguments["validation_data"])
+    arguments["x"] = backend().feed(train)
+    arguments["validation_data"] = backend().feed(arguments["validation_data"])
     with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
         try:
             history = original(model, **arguments)

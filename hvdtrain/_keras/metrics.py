@@ -80,8 +80,6 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     """
     if world().rank != 0:
         options["verbose"] = 0
-    if (devices := backend().replicas()) is not None:
-        x = devices.spread(x)
     with world_metrics(model):
-        result: dict[str, float] = model.evaluate(x, y, return_dict=True, **options)
+        result: dict[str, float] = model.evaluate(backend().feed(x), y, return_dict=True, **options)
     return result

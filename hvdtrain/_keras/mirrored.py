@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain._keras.backends import Agreed
+from hvdtrain._keras.tensorflow_feed import untuned
 from hvdtrain.errors import UserError
 
 ONE_PROCESS = ("mirrored", "tpu")
@@ -64,7 +65,8 @@ class Replicas:
         signature = keras.tree.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), first)
 
         def dataset(_: Any) -> Any:
-            return tf.data.Dataset.from_generator(parts, output_signature=signature).prefetch(2 * self.number)
+            made = tf.data.Dataset.from_generator(parts, output_signature=signature).prefetch(2 * self.number)
+            return untuned(made)
 
         spread = self._strategy.distribute_datasets_from_function(dataset)
         # The strategy takes each device's part for a batch. Keras would ask for steps until there are no more, and of a step

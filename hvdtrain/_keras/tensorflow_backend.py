@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.mirrored import ONE_PROCESS, Replicas
+from hvdtrain._keras.tensorflow_feed import dataset
 from hvdtrain._keras.tensorflow_ranks import HorovodRanks, Ranks
 from hvdtrain._keras.tensorflow_wire import TensorFlowWire
 from hvdtrain.launch.session import Session
@@ -65,6 +66,10 @@ class TensorFlow:
     def replicas(self) -> Replicas | None:
         """Of a strategy that drives several devices from one process."""
         return self._replicas
+
+    def feed(self, data: Any) -> Any:
+        """What `model.fit` takes, from a loader."""
+        return self._replicas.spread(data) if self._replicas is not None else dataset(data)
 
     def device_name(self, place: World) -> str:
         """Model of the GPU, or "cpu"."""

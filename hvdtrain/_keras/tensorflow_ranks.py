@@ -50,7 +50,9 @@ class HorovodRanks:
         hvd = self._hvd
         sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
         if not tf.executing_eagerly() or compression == "bf16" or sparse:
-            control = self.sum(control, "control")
+            # Sent with the last gradients and as one of them (an average, single precision), so that Horovod fuses it with them.
+            with tf.control_dependencies([_values(grad) for grad in grads]):
+                control = hvd.allreduce(tf.identity(control), op=hvd.Average, name="hvdtrain.control") * hvd.size()
             return _average_each(hvd, grads, names, compression), control
         sent = [_compressed(grad, compression) for grad in grads]
         # One group has one operation: the control's average times the size is its sum.
@@ -75,6 +77,10 @@ class HorovodRanks:
             data = np.frombuffer(np.ascontiguousarray(raw).tobytes(), np.uint8)
             received = self._hvd.broadcast(tf.constant(data), 0, name=f"hvdtrain.state.{index}").numpy()
             variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _compressed(grad: Any, form: str) -> Any:

@@ -47,6 +47,10 @@ class Torch:
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
 
+    def feed(self, data: Any) -> Any:
+        """What `model.fit` takes: the loaders themselves."""
+        return data
+
     def device_name(self, place: World) -> str:
         """Model of the GPU, or "cpu"."""
         return torch.cuda.get_device_name(place.device) if place.device != "cpu" else "cpu"
