@@ -23,6 +23,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def infiniband() -> list[str]:
+    """Names of this host's InfiniBand (or RoCE) devices."""
+    folder = Path("/sys/class/infiniband")
+    return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed for what is allocated next, instead of giving it back to the kernel.
 

@@ -131,7 +131,7 @@ def open_files(context: Context) -> Finding:
 def locked_memory(context: Context) -> Finding:
     """May memory be locked? InfiniBand needs it."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    devices = os.listdir("/sys/class/infiniband") if os.path.isdir("/sys/class/infiniband") else []
+    devices = machine.infiniband()
     if limit == resource.RLIM_INFINITY or not devices:
         return ok("no InfiniBand here" if not devices else "unlimited")
     return warning(

@@ -7,6 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from hvdtrain import machine
 from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check as build
@@ -78,13 +79,16 @@ def launcher(context: Context) -> Finding:
     if isinstance(facts, str):
         return skipped(facts)
     info = build.installed()
-    name, why = choice.decide(list(facts.mpi), None if info is None else info.mpi, info is not None)
+    name, why = choice.decide(list(facts.mpi), info, ethernet=False)
+    far, why_far = choice.decide(list(facts.mpi), info, ethernet=not machine.infiniband())
     if info is not None and info.mpi is not None and name == "gloo":
         return warning(
             f"auto takes gloo: {why}",
             "MPI would be the faster of the two",
             "ask the administrator for SLURM's PMIx plugin (libpmix)",
         )
+    if far != name:
+        return ok(f"auto takes {name} within a node ({why}), {far} for {why_far}")
     return ok(f"auto takes {name}: {why}")
 
 

@@ -103,7 +103,12 @@ def ranks() -> int:
     each = environ.get("SLURM_NTASKS_PER_NODE", "1")
     if not each.isdigit():
         raise UserError(f"SLURM_NTASKS_PER_NODE={each}: give sbatch a plain number, such as --ntasks-per-node=4")
-    return int(environ.get("SLURM_JOB_NUM_NODES") or 1) * int(each)
+    return nodes() * int(each)
+
+
+def nodes() -> int:
+    """How many nodes the allocation has."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
 
 
 def _hosts(text: str) -> int:

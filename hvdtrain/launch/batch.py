@@ -74,7 +74,7 @@ class Batch:
         os.environ.pop(record.ATTEMPT_VARIABLE, None)  # of a job around this one
         self.job = allocation.here()
         self.ranks = allocation.ranks()
-        self.launcher, why = choose(given.launcher)
+        self.launcher, why = choose(given.launcher, allocation.nodes() > 1)
         if self.launcher not in ("gloo", "pmix"):
             legal = ("auto", "gloo", "pmix")
             raise UserError(

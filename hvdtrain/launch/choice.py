@@ -1,16 +1,25 @@
-"""Which launcher a job on SLURM takes, and why. Looks at nothing but Horovod's build and `srun --mpi=list`."""
+"""Which launcher a job on SLURM takes, and why. Looks at nothing but Horovod's build, `srun --mpi=list` and this host's network.
+
+Over Ethernet, Open MPI reaches 0.3 to 0.5 of a link where Gloo reaches 0.97 (docs/performance.md, Allreduce); within a node MPI is
+the faster of the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdtrain import machine
 from hvdtrain.horovod_build import check
 from hvdtrain.site import commands
 from hvdtrain.site.detect import mpi_types
 
 
-def choose(wanted: str) -> tuple[str, str]:
-    """The launcher and the reason for it; a launcher that was asked for by name is taken as it is."""
+def choose(wanted: str, several_nodes: bool) -> tuple[str, str]:
+    """The launcher and the reason for it; a launcher that was asked for by name is taken as it is.
+
+    Args:
+        several_nodes: ranks of one job are on more than one node.
+    """
     if wanted != "auto":
         return wanted, "as asked for"
     try:
@@ -18,21 +27,19 @@ def choose(wanted: str) -> tuple[str, str]:
     except commands.SlurmError as error:
         return "gloo", f"srun --mpi=list does not answer ({str(error).splitlines()[-1].strip()})"
     build = check.installed()
-    return decide(types, None if build is None else build.mpi, build is not None)
+    return decide(types, build, several_nodes and not machine.infiniband())
 
 
-def decide(types: Sequence[str], mpi: str | None, known: bool = True) -> tuple[str, str]:
-    """From what `srun --mpi=list` offers and the MPI that Horovod was built with.
-
-    >>> decide(["none", "pmix_v4"], "Open MPI 5.0.11")[0], decide(["none", "pmi2"], "Open MPI 5.0.11")[0]
-    ('pmix', 'gloo')
-    """
+def decide(types: Sequence[str], build: check.BuildInfo | None, ethernet: bool) -> tuple[str, str]:
+    """From what `srun --mpi=list` offers, Horovod's build, and whether ranks meet over nothing faster than Ethernet."""
     pmix = [name for name in types if name.startswith("pmix")]
-    if not known:
+    if build is None:
         return "gloo", "no Horovod of hvdtrain is installed here to tell whether it has MPI; plain srun always works"
-    if mpi is None:
+    if build.mpi is None:
         return "gloo", "Horovod was built without MPI"
     if not pmix:
         offered = ", ".join(types) or "nothing"
-        return "gloo", f"Horovod has {mpi}, but srun --mpi=list offers no pmix ({offered})"
-    return "pmix", f"Horovod has {mpi}, and srun --mpi=list offers {pmix[-1]}; MPI is the faster of the two"
+        return "gloo", f"Horovod has {build.mpi}, but srun --mpi=list offers no pmix ({offered})"
+    if ethernet and build.nccl is None:
+        return "gloo", "ranks on several nodes without InfiniBand, where Gloo is the faster of the two"
+    return "pmix", f"Horovod has {build.mpi}, and srun --mpi=list offers {pmix[-1]}; MPI is the faster of the two"

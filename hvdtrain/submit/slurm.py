@@ -68,7 +68,10 @@ class Slurm:
         if wanted == "auto":
             wanted, why = self.site.launcher, "from the site profile"
             if wanted == "auto":
-                wanted, why = choice.choose("auto")
+                grid = request.grid
+                shapes = (self.shape(gpus, each) for gpus in grid.gpus for each in grid.gpu_types or (None,))
+                several = any(shape.nodes > 1 for shape in shapes)
+                wanted, why = choice.choose("auto", several)
             notes.append(f"launcher {wanted}: {why}")
         for gpu_type in request.grid.gpu_types:
             self.site.gpu(gpu_type)

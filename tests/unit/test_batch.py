@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvdtrain import record
+from hvdtrain.horovod_build.check import BuildInfo
 from hvdtrain.launch import allocation, batch, choice, ending
 from hvdtrain.launch.ending import Policy, is_early_warning, judge, warning_seconds
 
@@ -70,17 +71,25 @@ def test_slurm_warns_up_to_a_minute_early(left: float | None, early: bool) -> No
     assert is_early_warning(left, 120.0) is early
 
 
+def build(mpi: str | None = None, nccl: str | None = None) -> BuildInfo:
+    return BuildInfo("0.28.1", "key", "edits", "3.11", "linux", "g++", mpi=mpi, nccl=nccl)
+
+
 @pytest.mark.parametrize(
-    ("types", "mpi", "known", "expected", "why"),
+    ("types", "built", "ethernet", "expected", "why"),
     [
-        (["none", "pmix", "pmix_v4"], "Open MPI 5", True, "pmix", "offers pmix_v4"),
-        (["none", "pmi2"], "Open MPI 5", True, "gloo", "offers no pmix (none, pmi2)"),
-        (["pmix"], None, True, "gloo", "built without MPI"),
+        (["none", "pmix", "pmix_v4"], build("Open MPI 5"), False, "pmix", "offers pmix_v4"),
+        (["none", "pmix", "pmix_v4"], build("Open MPI 5"), True, "gloo", "several nodes without InfiniBand"),
+        (["none", "pmix", "pmix_v4"], build("Open MPI 5", nccl="2.28"), True, "pmix", "offers pmix_v4"),
+        (["none", "pmi2"], build("Open MPI 5"), False, "gloo", "offers no pmix (none, pmi2)"),
+        (["pmix"], build(), False, "gloo", "built without MPI"),
         (["pmix"], None, False, "gloo", "no Horovod of hvdtrain is installed here"),
     ],
 )
-def test_the_launcher_and_why(types: list[str], mpi: str | None, known: bool, expected: str, why: str) -> None:
-    name, reason = choice.decide(types, mpi, known)
+def test_the_launcher_and_why(
+    types: list[str], built: BuildInfo | None, ethernet: bool, expected: str, why: str
+) -> None:
+    name, reason = choice.decide(types, built, ethernet)
     assert name == expected
     assert why in reason
 
