@@ -28,6 +28,7 @@ class Run:
         epochs: finished epochs, in order.
         mixed: its epochs ran on different numbers of ranks or kinds of GPU, so they measure neither.
         job_seconds: from start to end, with everything that is no epoch; None where not recorded.
+        energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
     """
 
     study: str
@@ -52,6 +53,7 @@ class Run:
     epochs: tuple[Epoch, ...]
     mixed: bool = False
     job_seconds: float | None = None
+    energy: float | None = None
 
     @property
     def source(self) -> str:
@@ -118,13 +120,14 @@ def _run(record: CellRecord, study: str) -> Run:
         cores=_whole(facts.get("cores"), "cores", where),
         epochs=tuple(record.epochs),
         mixed=facts.get("mixed") is True,
-        job_seconds=_seconds(facts.get("seconds")),
+        job_seconds=_positive(facts.get("seconds")),
+        energy=_energy(facts, record.epochs),
     )
 
 
 def rows(run: Run) -> list[Row]:
     """The measurements of a finished run: those that it recorded of throughput, epoch_time, total_time, val_acc,
-    epochs_to_stability (where its curve is stable) and noise_scale (the median over the second half of the run)."""
+    epochs_to_stability (where its curve is stable), noise_scale (the median over the second half of the run), energy."""
     scales = [epoch.noise_scale for epoch in run.epochs[len(run.epochs) // 2 :] if epoch.noise_scale]
     values = {
         # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
@@ -134,6 +137,7 @@ def rows(run: Run) -> list[Row]:
         "val_acc": run.epochs[-1].val_acc if run.epochs else None,
         "epochs_to_stability": _stable_from(run.epochs),
         "noise_scale": float(statistics.median(scales)) if scales else None,
+        "energy": run.energy,
     }
     common: Row = {
         "source": run.source,
@@ -182,8 +186,22 @@ def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
     return float(statistics.median(values)) if values else None
 
 
-def _seconds(value: Any) -> float | None:
+def _positive(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
+def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:
+    """J that the GPUs took, where every rank's was sampled and one attempt trained all epochs."""
+    sampled = facts.get("gpus")
+    if not isinstance(sampled, list) or len(sampled) != facts.get("world_size") or any(each.restart for each in epochs):
+        return None
+    # Ranks that share a GPU sample the same meter.
+    joules = {
+        each.get("uuid") or rank: _positive(each.get("energy_j"))
+        for rank, each in enumerate(sampled)
+        if isinstance(each, dict)
+    }
+    return sum(each for each in joules.values() if each is not None) if None not in joules.values() else None
 
 
 def _status(record: CellRecord) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,12 @@ _SAMPLE_SECONDS = 5.0
 #: Between two writings; a killed rank loses no more than so much.
 _WRITE_SECONDS = 30.0
 FOLDER = "gpus"
+#: What a sample asks NVML for and is averaged: percent, W, MHz.
+_MEANS: dict[str, Callable[[Any, Any], float]] = {
+    "utilisation": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    "clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+}
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -42,7 +49,8 @@ def describe(device: str) -> dict[str, Any]:
 class Sampler:
     """Samples one rank's GPU in a thread, to `gpus/rank-<r>.json` in the run folder.
 
-    Means of utilisation (percent) and power (W) over the samples, most memory used (MB), energy (J) since the start.
+    Means of utilisation (percent), power (W) and clock (MHz) over the samples, most memory used (MB), energy (J) since the start;
+    None for what the GPU does not tell.
     """
 
     def __init__(self, device: str, rank: int, folder: Path) -> None:
@@ -50,12 +58,14 @@ class Sampler:
         self._path = folder / FOLDER / f"rank-{rank}.json"
         self._stop = threading.Event()
         self._samples = 0
-        self._sums = {"utilisation": 0.0, "power_w": 0.0, "clock_mhz": 0.0}
-        self._memory = 0.0
+        #: Sum and number of what each quantity was found to be: a GPU may not have all of them (MIG, virtual ones).
+        self._sums = dict.fromkeys(_MEANS, (0.0, 0))
+        self._memory: float | None = None
         self._rank = rank
         self._path.unlink(missing_ok=True)  # of an earlier attempt
         if self._found is None:
             return
+        self._uuid = _text(self._found[0].nvmlDeviceGetUUID(self._found[1]))
         self._energy = self._joules()
         threading.Thread(target=self._run, name="hvdtrain-gpu-sampler", daemon=True).start()
         atexit.register(self.close)
@@ -78,22 +88,23 @@ class Sampler:
     def _sample(self) -> None:
         assert self._found is not None
         nvml, handle = self._found
-        try:
-            self._sums["utilisation"] += nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-            self._sums["power_w"] += nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-            self._sums["clock_mhz"] += nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-            self._memory = max(self._memory, nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
-            self._samples += 1
-        except nvml.NVMLError:
-            return  # a GPU that has fallen off the bus ends the training elsewhere, with a better message
+        found = {name: _quietly(nvml, lambda ask=ask: ask(nvml, handle)) for name, ask in _MEANS.items()}
+        for name, value in found.items():
+            total, count = self._sums[name]
+            self._sums[name] = (total, count) if value is None else (total + value, count + 1)
+        memory = _quietly(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20)
+        self._memory = memory if self._memory is None else max(self._memory, memory or 0.0)
+        # A GPU that has fallen off the bus ends the training elsewhere, with a better message.
+        self._samples += memory is not None or any(value is not None for value in found.values())
 
     def _write(self) -> None:
         if not self._samples:
             return
         now = self._joules()
         joules = None if now is None or self._energy is None else now - self._energy
-        means = {name: total / self._samples for name, total in self._sums.items()}
-        facts = {"rank": self._rank, "samples": self._samples, **means, "memory_mb": self._memory, "energy_j": joules}
+        means = {name: total / count if count else None for name, (total, count) in self._sums.items()}
+        facts = {"rank": self._rank, "uuid": self._uuid, "samples": self._samples, **means}
+        facts |= {"memory_mb": self._memory, "energy_j": joules}
         with contextlib.suppress(OSError):  # a full disk must not end a training for the sake of statistics
             record.write_json(self._path, facts)
 

@@ -74,6 +74,23 @@ def test_a_study_becomes_four_measurements_a_run(add_cell: AddCell) -> None:
     assert row.source == f"{study}/digits-n2-s0"
 
 
+def test_energy_is_what_all_gpus_of_the_only_attempt_took(add_cell: AddCell) -> None:
+    taken = {1: [{"energy_j": 500.0}], 2: [{"energy_j": 300.0}, {"energy_j": 250.5}], 4: [{"energy_j": 90.0}] * 3}
+    taken[8] = [{"energy_j": 80.0}] * 7 + [{"energy_j": None}]
+    taken[16] = [{"energy_j": 70.0, "uuid": f"GPU-{rank // 2}"} for rank in range(16)]
+    for ranks, gpus in taken.items():
+        study = add_cell(ranks, facts={"gpus": gpus, "device": "gpu"})
+    study = add_cell(1, seed=1, status=None, facts={"gpus": taken[1], "device": "gpu"})
+    log = record.EpochLog(study / "digits-n1-s1" / "epochs.jsonl", next_epoch=4)
+    log.append(record.Epoch(4, seconds=9.0, samples_per_second=90.0, restart=1))
+    record.finish(study / "digits-n1-s1", "completed", 0)
+    table = analysis.read(study)
+    energy = table[table.metric == "energy"]
+    # Of four ranks one was not sampled, of eight one does not tell, and the second run of one was started twice. Sixteen share eight.
+    assert dict(zip(energy.n_gpus, energy.value, strict=True)) == {1: 500.0, 2: 550.5, 16: 560.0}
+    assert set(energy.unit) == {"J"}
+
+
 def test_only_finished_cells_are_measured(add_cell: AddCell) -> None:
     add_cell(1)
     add_cell(2, status="failed", reason="out of memory")
