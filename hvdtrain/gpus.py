@@ -38,9 +38,9 @@ def describe(device: str) -> dict[str, Any]:
         return {}
     nvml, handle = found
     return {
-        "gpu": _text(nvml.nvmlDeviceGetName(handle)),
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "gpu": _quietly(nvml, lambda: _text(nvml.nvmlDeviceGetName(handle))),
+        "uuid": _quietly(nvml, lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
+        "driver": _quietly(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion())),
         "clock_mhz": _quietly(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "power_limit_w": _watts(_quietly(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
     }
@@ -65,7 +65,8 @@ class Sampler:
         self._path.unlink(missing_ok=True)  # of an earlier attempt
         if self._found is None:
             return
-        self._uuid = _text(self._found[0].nvmlDeviceGetUUID(self._found[1]))
+        nvml, handle = self._found
+        self._uuid = _quietly(nvml, lambda: _text(nvml.nvmlDeviceGetUUID(handle)))
         self._energy = self._joules()
         threading.Thread(target=self._run, name="hvdtrain-gpu-sampler", daemon=True).start()
         atexit.register(self.close)

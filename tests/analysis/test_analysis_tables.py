@@ -86,7 +86,7 @@ def test_energy_is_what_all_gpus_of_the_only_attempt_took(add_cell: AddCell) -> 
     record.finish(study / "digits-n1-s1", "completed", 0)
     table = analysis.read(study)
     energy = table[table.metric == "energy"]
-    # Of four ranks one was not sampled, of eight one does not tell, and the second run of one was started twice. Sixteen share eight.
+    # Of four ranks one was not sampled, of eight one does not tell, sixteen share eight GPUs; the second run of one started twice.
     assert dict(zip(energy.n_gpus, energy.value, strict=True)) == {1: 500.0, 2: 550.5, 16: 560.0}
     assert set(energy.unit) == {"J"}
 

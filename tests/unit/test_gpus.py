@@ -55,8 +55,8 @@ def test_a_rank_reports_the_gpu_that_it_sees_and_what_it_did(library: Path, tmp_
     assert sampled is not None
     assert sampled["samples"] >= 3
     # The most memory ever used, and the energy of all of it: the counter grows by 7 J each time it is asked.
-    assert sampled | {"samples": 0, "energy_j": 0} == {
-        "rank": 3, "uuid": "GPU-bbbb", "samples": 0, "utilisation": 41, "power_w": 60, "clock_mhz": 1200, "memory_mb": 3072, "energy_j": 0
+    assert {name: value for name, value in sampled.items() if name not in ("samples", "energy_j")} == {
+        "rank": 3, "uuid": "GPU-bbbb", "utilisation": 41, "power_w": 60, "clock_mhz": 1200, "memory_mb": 3072
     }  # fmt: skip
     assert sampled["energy_j"] > 0
     assert sampled["energy_j"] % 7 == 0
