@@ -26,7 +26,12 @@ _AROUND_ZERO = ("MobileNet", "MobileNetV2", "InceptionV3", "InceptionResNetV2", 
 def one_folder(
     name: str, options: argparse.Namespace, share: float
 ) -> tuple[Packed, Rows, np.ndarray, Rows, np.ndarray]:
-    """Images and labels for training and validation, from one folder that is split; the same split on every rank."""
+    """Images and labels for training and validation, from one folder that is split; the same split on every rank.
+
+    Raises:
+        UserError: no such data, backbone or file of weights.
+    """
+    _check(options)
     root = locate(name, options.data_dir)
     inner = root / "256_ObjectCategories"
     packed = _pack(inner if inner.is_dir() else root, options)
@@ -35,13 +40,31 @@ def one_folder(
 
 
 def two_folders(name: str, options: argparse.Namespace) -> tuple[Packed, Rows, np.ndarray, Rows, np.ndarray]:
-    """Images and labels for training and test, from folders of their own."""
+    """Images and labels for training and test, from folders of their own.
+
+    Raises:
+        UserError: no such data, backbone or file of weights.
+    """
+    _check(options)
     root = locate(name, options.data_dir)
     root = root / "dataset" if (root / "dataset").is_dir() else root
     train, test = _pack(root / "train", options), _pack(root / "test", options)
     if train.classes != test.classes:
         raise UserError(f"{root}: train has the classes {', '.join(train.classes)}, test has {', '.join(test.classes)}")
     return train, *_part(train, train.good), *_part(test, test.good)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What is known to be wrong before the images are packed, which takes minutes."""
+    known = [name for name in dir(keras.applications) if name[0].isupper()]
+    if options.backbone not in known:
+        raise UserError(
+            f'--backbone "{options.backbone}" is not in keras.applications{nearest(options.backbone, known)}'
+        )
+    if options.weights not in ("none", "imagenet") and not Path(options.weights).is_file():
+        raise UserError(
+            f"--weights {options.weights}: no such file; legal are imagenet, none, or a file that keras.Model.save_weights wrote"
+        )
 
 
 def _pack(root: Path, options: argparse.Namespace) -> Packed:
@@ -71,13 +94,8 @@ def classifier(options: argparse.Namespace, classes: int, changes: Affine, fine_
         fine_tune: whether the backbone learns too; its batch statistics stay as they are in either case.
 
     Raises:
-        UserError: an unknown backbone, or weights that cannot be had.
+        UserError: weights that cannot be had.
     """
-    known = [name for name in dir(keras.applications) if name[0].isupper()]
-    if options.backbone not in known:
-        raise UserError(
-            f'--backbone "{options.backbone}" is not in keras.applications{nearest(options.backbone, known)}'
-        )
     size = options.image_size
     pixels = keras.Input((size, size, 3), dtype="uint8")
     scale, offset = (1 / 127.5, -1.0) if options.backbone in _AROUND_ZERO else (1.0, 0.0)
@@ -92,10 +110,6 @@ def classifier(options: argparse.Namespace, classes: int, changes: Affine, fine_
 def _backbone(options: argparse.Namespace, size: int) -> keras.Model:
     make = getattr(keras.applications, options.backbone)
     weights = None if options.weights == "none" else options.weights
-    if weights not in (None, "imagenet") and not Path(weights).is_file():
-        raise UserError(
-            f"--weights {weights}: no such file; legal are imagenet, none, or a file that keras.Model.save_weights wrote"
-        )
     try:
         with hk.rank_zero_first():  # a download, perhaps
             backbone: keras.Model = make(include_top=False, weights=weights, input_shape=(size, size, 3))

@@ -102,8 +102,23 @@ class Slurm:
                 )
             per_node = self._per_node
         nodes = gpu.nodes or site.nodes
-        return place(
+        shape = place(
             gpus, per_node=per_node, nodes=nodes, most=site.limits.gpus, with_gpus=with_gpus, what=gpu_type or ""
+        )
+        self._check_cores(shape, gpu.slurm)
+        return shape
+
+    def _check_cores(self, shape: Shape, slurm_type: str | None) -> None:
+        """SLURM may take a job that no node of the cluster can ever run, and let it wait."""
+        each, tasks = self.site.cpus_per_task, shape.tasks_per_node
+        groups = self.facts.groups if self.facts is not None else []
+        most = max((group.cpus for group in groups if slurm_type is None or slurm_type in group.gpus), default=0)
+        if each is None or not most or each * tasks <= most:
+            return
+        way = f"nearest: --cpus-per-task {most // tasks}" if most >= tasks else "spread them: --gpus-per-node"
+        raise UserError(
+            f"--cpus-per-task {each}: {tasks} ranks on a node would take {each * tasks} CPUs, and no such node has more than "
+            f"{most}; {way}"
         )
 
     def script(self, cell: Cell, request: Request) -> str:

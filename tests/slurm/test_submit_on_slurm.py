@@ -298,6 +298,7 @@ def test_a_study_that_cannot_be_written_can_still_be_cancelled(lab: Lab) -> None
         (["--gpus", "16", "--gpu-type", "t4"], "there are 8 GPUs of type t4: 2 nodes with 4 each; nearest that fit: 8"),
         (["--gpus", "2", "--gpu-type", "T5"], 'the types here are t4, v100; did you mean "t4"?'),
         (["--gpus", "2", "--gpus-per-node", "9"], "nodes here have 4; nearest: --gpus-per-node 4"),
+        (["--gpus", "8", "--gpu-type", "t4", "--cpus-per-task", "5"], "4 ranks on a node would take 20 CPUs"),
         (["--gpus", "2", "--time", "soon"], '--time "soon" is not a time such as 90 (minutes)'),
         (["--gpus", "8", "--max-gpu-hours", "4", "--time", "1:00:00"], "could use 8 GPU-hours; it fits with --time 30"),
         (["--gpus", "2", "--max-gpu-hours", "1"], "give --time too"),

@@ -124,7 +124,8 @@ def test_an_image_job_names_what_is_wrong(trees: Path, tmp_path: Path) -> None:
     alone = ["--launcher", "none"]
     arguments = ("--image-size", 32, "--weights", "none")
     for job, options, message in (
-        ("caltech256", ("--data-dir", trees, "--backbone", "MobileNetV9"), 'did you mean "MobileNetV'),
+        # Before any image is read.
+        ("caltech256", ("--data-dir", tmp_path, "--backbone", "MobileNetV9"), 'did you mean "MobileNetV'),
         ("caltech256", ("--data-dir", trees, "--max-bad", 1), "3 of 129 images in"),
         ("fruit", ("--data-dir", tmp_path), "hvdtrain fetch fruit"),
     ):
