@@ -7,6 +7,8 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any
 
 
 class UserError(Exception):
@@ -34,6 +36,18 @@ def nearest(given: str, legal: Iterable[str]) -> str:
     """`'; did you mean "x"?'` for the closest legal word, or nothing when none is close."""
     close = difflib.get_close_matches(given, list(legal), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def without_traceback(previous: Callable[..., Any]) -> Callable[..., None]:
+    """For `sys.excepthook`: a UserError that nobody caught is printed as a message, anything else as `previous` does."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UserError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
+
+    return show
 
 
 #: What a file system answers to a program without fault: not permitted, read-only, full.

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from hvdtrain import record, stop
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, without_traceback
 from hvdtrain.launch import network
 from hvdtrain.launch.control import GONE_SECONDS, Supervisor
 from hvdtrain.launch.preflight import (
@@ -75,6 +75,7 @@ class Session:
         """
         if self.world.size == 1:
             stop.install()
+            sys.excepthook = without_traceback(sys.excepthook)
             return
         # Horovod's hierarchical operations hang or abort under Gloo, whoever asked for them.
         for name in [name for name in os.environ if name.startswith("HOROVOD_HIERARCHICAL_")]:

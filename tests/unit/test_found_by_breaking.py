@@ -32,6 +32,19 @@ def test_an_exit_status_that_is_no_signal(tmp_path: Path, status: int) -> None:
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("mistake", [True, False])
+def test_a_plain_script_shows_a_mistake_without_a_traceback(tmp_path: Path, mistake: bool) -> None:
+    act = "ht.loader([1], 0, seed=0)" if mistake else "[][1]"
+    job = script(tmp_path, f"import hvdtrain.torch as ht\nht.init()\n{act}\n")
+    ended = subprocess.run(
+        [sys.executable, job], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: a batch has at least one sample" if mistake else "Traceback"), ended.stderr
+    assert ("Traceback" in ended.stderr) != mistake
+
+
 def test_a_rank_zero_that_completed_does_not_hide_that_another_failed(tmp_path: Path) -> None:
     job = script(tmp_path, "import os, sys\nsys.exit(3 * int(os.environ['HOROVOD_RANK'] == '1'))")
     ended = run_world(2, job, options=["--launcher", "local", "--run-dir", str(tmp_path / "run")])
