@@ -7,22 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.epochs import EpochsGroup, fit_epochs
+from analysis.epochs import EpochsGroup, fit_batches, fit_epochs
 from analysis.finding import known
 from analysis.fitting import fit_scaling
-from analysis.target import Way
+from analysis.target import Way, Z
 
 
 def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
-    """The way to stable accuracy at twice the largest size of each group that has epoch times and counts of epochs.
+    """The way to the target, or to stable accuracy, at twice the largest size of each group with times and counts of epochs.
 
     Start and end are taken to stay those of the largest size. The interval combines that of the epoch time with that of
     the epochs, as independent.
     """
     own = table[table["metric"].isin(["epoch_time", "total_time"])]
-    if own.empty or not measured_ways or measured_ways[0].basis != "stable":
+    if own.empty or not measured_ways or measured_ways[0].basis not in ("stable", "target"):
         return []
-    counts = {(group.workload, group.lr_rule): group for group in fit_epochs(table).groups}
+    by_curves = measured_ways[0].basis == "target"
+    groups = _to_target(measured_ways) if by_curves else fit_epochs(table).groups
+    counts = {(group.workload, group.lr_rule): group for group in groups}
     found = []
     for fit in fit_scaling(own).groups:
         batch = fit.fields["per_gpu_batch"]
@@ -38,6 +40,22 @@ def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
     return found
 
 
+def _to_target(measured_ways: Sequence[Way]) -> list[EpochsGroup]:
+    """Epochs to the target against global batch, of every workload and learning-rate rule: the counts that `ways` found."""
+    counted: dict[tuple[str | None, str | None], list[tuple[float, float, int]]] = {}
+    for way in measured_ways:
+        if way.epochs is not None and way.per_gpu_batch is not None:
+            batch = float(way.n_gpus * way.per_gpu_batch)
+            counted.setdefault((way.workload, way.fields["lr_rule"]), []).append((batch, way.epochs, way.replicates))
+    found = []
+    for (workload, rule), points in counted.items():
+        rows = pd.DataFrame(points, columns=["batch", "epochs", "runs"]).groupby("batch")
+        batches = np.array(sorted(rows.groups), dtype=float)
+        epochs, runs = (each.to_numpy(dtype=float) for each in (rows["epochs"].median(), rows["runs"].sum()))
+        found.append(fit_batches(batches, epochs, runs, workload, rule, "epochs_to_target"))
+    return found
+
+
 def _way(at: Way, row: dict[str, float], group: EpochsGroup, asked: int, batch: int, last: float, metric: str) -> Way:
     low, epochs, high = group.interval(float(asked * batch))
     # A fit of total times predicts a total of as many epochs: only its ratio to the last size is of use here.
@@ -45,8 +63,10 @@ def _way(at: Way, row: dict[str, float], group: EpochsGroup, asked: int, batch: 
     around = max(at.seconds - (at.epochs or 0.0) * steady, 0.0)
     each = [float(row[name]) / last * steady for name in ("low", "value", "high")]
     seconds = around + epochs * each[1]
-    down = float(np.exp(-np.hypot(np.log(epochs / low), np.log(each[1] / each[0]))))
-    up = float(np.exp(np.hypot(np.log(high / epochs), np.log(each[2] / each[1]))))
+    # A count is whole: half an epoch either way is lost in it.
+    whole = Z * 0.5 / epochs
+    down = float(np.exp(-np.linalg.norm([np.log(epochs / low), np.log(each[1] / each[0]), whole])))
+    up = float(np.exp(np.linalg.norm([np.log(high / epochs), np.log(each[2] / each[1]), whole])))
     return Way(
         fields=at.fields, n_gpus=asked, n_nodes=None, epochs=epochs, seconds=seconds,
         low=around + (seconds - around) * down, high=around + (seconds - around) * up,

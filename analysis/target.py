@@ -19,7 +19,7 @@ from analysis.smoothing import smooth
 from hvdtrain.errors import UserError
 
 #: 5 and 95 % of a normal distribution.
-_Z = 1.645
+Z = 1.645
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
 SETTLED = 0.01
 #: Fewer epochs show no level.
@@ -202,8 +202,8 @@ def _way(
         n_nodes=job.n_nodes,
         epochs=epochs,
         seconds=seconds,
-        low=seconds * float(np.exp(-_Z * deviation)),
-        high=seconds * float(np.exp(_Z * deviation)),
+        low=seconds * float(np.exp(-Z * deviation)),
+        high=seconds * float(np.exp(Z * deviation)),
         val_acc=accuracy,
         reached=reached,
         basis=basis,
@@ -226,8 +226,8 @@ def _by_throughput(
         accuracy = None if ended is None else float(np.median(ended))
         deviation, seconds = deviation_of_mean(values, PRIOR.expected), 1e6 / float(np.median(values))
         found.append(Way(
-            fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-_Z * deviation)),
-            seconds * float(np.exp(_Z * deviation)), accuracy, _reached(accuracy, target, None, False), "million samples",
+            fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-Z * deviation)),
+            seconds * float(np.exp(Z * deviation)), accuracy, _reached(accuracy, target, None, False), "million samples",
             len(values), _price(fields, rates),
         ))  # fmt: skip
     return found
