@@ -50,9 +50,11 @@ def _to_target(measured_ways: Sequence[Way]) -> list[EpochsGroup]:
     found = []
     for (workload, rule), points in counted.items():
         rows = pd.DataFrame(points, columns=["batch", "epochs", "runs"]).groupby("batch")
-        batches = np.array(sorted(rows.groups), dtype=float)
-        epochs, runs = (each.to_numpy(dtype=float) for each in (rows["epochs"].median(), rows["runs"].sum()))
-        found.append(fit_batches(batches, epochs, runs, workload, rule, "epochs_to_target"))
+        epochs, runs = rows["epochs"].median(), rows["runs"].sum()
+        batches = epochs.index.to_numpy(dtype=float)
+        found.append(fit_batches(
+            batches, epochs.to_numpy(dtype=float), runs.to_numpy(dtype=float), workload, rule, "epochs_to_target"
+        ))  # fmt: skip
     return found
 
 

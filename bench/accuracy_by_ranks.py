@@ -1,7 +1,8 @@
 """Whether more ranks cost accuracy: a job with 1, 2 and 4 ranks and several seeds, on Fashion-MNIST.
 
-    python bench/accuracy_by_ranks.py --json bench/results/accuracy_by_ranks.json    # both jobs, about 20 minutes on two idle cores
+    python bench/accuracy_by_ranks.py --json bench/results/accuracy_by_ranks.json    # both jobs, about an hour on two idle cores
     python bench/accuracy_by_ranks.py --tiny                                         # one epoch, one seed, 1 and 2 ranks
+    python bench/accuracy_by_ranks.py --seeds 3,4 --json FILE --add                  # further seeds beside those in FILE
 
 Each run is `python -m hvdtrain.launch -n RANKS JOB` with the job's own batch size and rate per rank: the batch of all ranks grows
 with their number, as it does on GPUs. Noise is what seeds differ by: 2.5 standard errors of the difference between two means of
@@ -46,7 +47,8 @@ def run(job: str, ranks: int, seed: int, arguments: tuple[str, ...], extra: list
         epochs = [json.loads(line) for line in (Path(folder) / "epochs.jsonl").read_text().splitlines()]
     last = epochs[-1]
     row = {"job": job, "ranks": ranks, "seed": seed, "val_acc": last["val_acc"], "train_loss": last["train_loss"]}
-    return {**row, "epochs": len(epochs), "lr": last["lr"], "seconds": round(seconds, 1)}
+    row |= {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "epochs": len(epochs), "lr": last["lr"]}
+    return {**row, "seconds": round(seconds, 1)}
 
 
 def summary(rows: list[dict[str, Any]], job: str) -> dict[str, Any]:
@@ -95,33 +97,57 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="one epoch, seed 0, 1 and 2 ranks, the perceptron alone")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("arguments", nargs="*", help="for the job, after --, such as -- --lr-rule linear")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the runs that the file of --json has, and do the others"
+    )
     options = parser.parse_args()
+    if options.add and not options.json:
+        parser.error("--add needs --json FILE: the runs are added to those in it")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
     jobs = options.job or (["mnist_mlp"] if options.tiny else list(JOBS))
     ranks = [int(each) for each in ("1,2" if options.tiny else options.ranks).split(",")]
     seeds = [int(each) for each in ("0" if options.tiny else options.seeds).split(",")]
     extra = [*options.arguments, *(["--epochs", "1"] if options.tiny else [])]
-    rows = []
+    rows = json.loads(options.json.read_text())["runs"] if options.add and options.json.exists() else []
+    done = {(row["job"], row["ranks"], row["seed"]) for row in rows}
     # Seeds outermost: whatever else the machine does meets all numbers of ranks alike.
     for seed in seeds:
         for job in jobs:
             for count in ranks:
+                if (job, count, seed) in done:
+                    continue
                 rows.append(run(job, count, seed, JOBS[job][0], extra))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    report(rows, options.json)
+                if options.json:  # an hour's work would be lost with the last run
+                    write(rows, options.json)
+    print(shown(rows))
+    if options.json:
+        write(rows, options.json)
     return 0
 
 
-def report(rows: list[dict[str, Any]], target: Path | None) -> None:
-    """Print the table; with `target` also write it (.md) and all figures (.json)."""
-    summaries = {job: summary(rows, job) for job in dict.fromkeys(row["job"] for row in rows)}
-    date, machine = f"{datetime.now(timezone.utc):%Y-%m-%d}", place()
-    text = f"Fashion-MNIST, {machine}, {date}\n\n{table(rows, summaries)}"
-    print(text)
-    if target:
-        figures = {"date": date, "machine": machine, "data": "Fashion-MNIST", "runs": rows, "summaries": summaries}
-        target.write_text(json.dumps(figures, indent=1) + "\n")
-        shown = f"# Accuracy by number of ranks\n\n`python bench/accuracy_by_ranks.py --json FILE`\n\n```\n{text}```\n"
-        target.with_suffix(".md").write_text(shown)
+def shown(rows: list[dict[str, Any]]) -> str:
+    """The table under its title."""
+    dates = sorted({row["date"] for row in rows})
+    return (
+        f"Fashion-MNIST, {place()}, {' to '.join(dates[:: max(1, len(dates) - 1)])}\n\n{table(rows, _summaries(rows))}"
+    )
+
+
+def write(rows: list[dict[str, Any]], target: Path) -> None:
+    """The table (.md) and all figures (.json)."""
+    rows = sorted(rows, key=lambda row: (list(JOBS).index(row["job"]), row["seed"], row["ranks"]))
+    figures = {"machine": place(), "data": "Fashion-MNIST", "runs": rows, "summaries": _summaries(rows)}
+    target.write_text(json.dumps(figures, indent=1) + "\n")
+    text = (
+        f"# Accuracy by number of ranks\n\n`python bench/accuracy_by_ranks.py --json FILE`\n\n```\n{shown(rows)}```\n"
+    )
+    target.with_suffix(".md").write_text(text)
+
+
+def _summaries(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {job: summary(rows, job) for job in JOBS if any(row["job"] == job for row in rows)}
 
 
 if __name__ == "__main__":

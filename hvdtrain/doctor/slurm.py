@@ -11,7 +11,7 @@ from hvdtrain import machine
 from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check as build
-from hvdtrain.launch import choice
+from hvdtrain.launch import allocation, choice
 from hvdtrain.site import commands, detect
 
 _PART = "site"
@@ -130,6 +130,22 @@ def accounting(context: Context) -> Finding:
             "AccountingStorageTRES=gres/gpu (administrator)",
         )
     return ok("sacct knows GPUs")
+
+
+@REGISTRY.add(_PART, "controller-clock")
+def controller_clock(context: Context) -> Finding:
+    """Does this machine's clock agree with the SLURM controller's?"""
+    facts = _facts()
+    if isinstance(facts, str):
+        return skipped(facts)
+    ahead = allocation.clock_ahead()
+    if ahead:
+        return warning(
+            f"this clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the SLURM controller's",
+            "munge refuses credentials that are minutes off, and times in logs mislead (jobs keep their time limit all the same)",
+            "ask the administrator about NTP",
+        )
+    return ok("within 2 s of the controller's")
 
 
 @REGISTRY.add(_PART, "requeue")

@@ -6,6 +6,7 @@ import datetime
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,10 +14,14 @@ from hvdtrain.errors import UserError
 from hvdtrain.site import commands
 from hvdtrain.site.detect import parse_gres
 
+#: What an answer takes, and whole seconds, make of clocks that agree.
+_CLOCK_SECONDS = 2.0
+_SDIAG_SECONDS = 15.0
+
 
 @dataclass(frozen=True)
 class Allocation:
-    """One job. Times are seconds since 1970; None where there is no limit, or SLURM did not say."""
+    """One job. `end` is in seconds since 1970 by the controller's clock; None without a limit, or where SLURM did not say."""
 
     job: str
     state: str = ""
@@ -42,6 +47,21 @@ def ask(job: str) -> Allocation:
         SlurmError: the controller does not answer.
     """
     return parse(job, commands.call(["scontrol", "show", "job", "--details", job]))
+
+
+def clock_ahead() -> float:
+    """Seconds, to one or two, that this node's clock is ahead of the controller's, which SLURM's times are read off.
+
+    `scontrol` cannot tell: its RunTime is the difference between this node's clock and a time of the controller's. `sdiag` prints
+    the controller's own clock. 0 where it does not say.
+    """
+    try:
+        said = re.search(r"sdiag output at .*\((\d+)\)", commands.call(["sdiag"], _SDIAG_SECONDS))
+    except commands.SlurmError:
+        return 0.0
+    # The controller's time is in whole seconds, which it has passed by half of one on average.
+    ahead = time.time() - (int(said[1]) + 0.5) if said else 0.0
+    return ahead if abs(ahead) > _CLOCK_SECONDS else 0.0
 
 
 def here() -> Allocation:

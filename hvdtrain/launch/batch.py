@@ -88,6 +88,9 @@ class Batch:
         self.policy = ending.Policy(tuple(word for word in given.requeue_on.split(",") if word), given.retries)
         self.process: subprocess.Popen[bytes] | None = None
         self.began = time.time()
+        # By a clock that nobody sets while the job runs.
+        self.ahead = allocation.clock_ahead()
+        self.ends = None if self.job.end is None else self.job.end + self.ahead - time.time() + time.monotonic()
         self.attempt = f"{self.job.job}-{self.job.restarts}-{self.began:.3f}"
 
     def run(self) -> int:
@@ -106,7 +109,7 @@ class Batch:
 
     def left(self) -> float | None:
         """Seconds until the time limit."""
-        return None if self.job.end is None else self.job.end - time.time()
+        return None if self.ends is None else self.ends - time.monotonic()
 
     # --- the beginning ---
 
@@ -128,6 +131,12 @@ class Batch:
             flush=True,
         )
         print(f"launcher {self.launcher}: {self.why}", flush=True)
+        if self.ahead:
+            print(
+                f"note: this node's clock is {abs(self.ahead):.0f} s {'ahead of' if self.ahead > 0 else 'behind'} the SLURM "
+                "controller's; the time limit is taken by the controller's",
+                flush=True,
+            )
 
     def _facts(self) -> dict[str, Any]:
         job = self.job
@@ -217,8 +226,10 @@ class Batch:
             return allocation.Allocation(self.job.job)  # whoever cannot be asked has not said that the job is cancelled
 
     def _progress(self) -> bool:
+        # By one clock, that of the file system: this attempt wrote slurm.json before its ranks began.
+        began = (self.folder / "slurm.json").stat().st_mtime
         files = [self.folder / "epochs.jsonl", *self.folder.glob("checkpoints*/*.json")]
-        return any(file.stat().st_mtime >= self.began for file in files if file.exists())
+        return any(file.stat().st_mtime >= began for file in files if file.exists())
 
     def _requeue(self, status: int) -> int:
         try:

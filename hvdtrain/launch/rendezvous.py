@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -263,7 +264,7 @@ def await_address(path: Path, try_to_join: Callable[[Address], Message | None], 
         if address is not None:
             seen = f"{address.host}:{address.port} does not answer"
             # What an earlier start of the same name left must not end this one.
-            if address.problem and time.time() - path.stat().st_mtime < FRESH_SECONDS:
+            if address.problem and _age(path) < FRESH_SECONDS:
                 return {"state": "refused", "problem": address.problem}
             answer = try_to_join(address)
             if answer is not None:
@@ -271,3 +272,9 @@ def await_address(path: Path, try_to_join: Callable[[Address], Message | None], 
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank 0 could not be reached through {path}: {seen}")
         time.sleep(0.1)
+
+
+def _age(path: Path) -> float:
+    """Seconds since `path` was written, by the clock of its file system: nodes' own clocks may be minutes apart."""
+    with tempfile.TemporaryFile(dir=path.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from hvdtrain.errors import UserError
 
 #: A busy controller answers within seconds; SLURM's own clients give up after about a minute.
 SECONDS = 60.0
+#: After so long somebody at a terminal is told what is waited for.
+_SILENT_SECONDS = 2.0
 #: What a job leaves in its environment. A job submitted from inside a job must not inherit the outer one's shape.
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HOROVOD_", "SUBMITIT_")
 _KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
@@ -45,17 +48,42 @@ def call(argv: Sequence[str], seconds: float = SECONDS) -> str:
         if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_")) and name != "SLURM_TIME_FORMAT"
     }
     try:
-        done = subprocess.run(
-            list(argv), env=environment, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        process = subprocess.Popen(
+            list(argv), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise SlurmError(f"{argv[0]} is not installed here, or not on the PATH") from None
+    with process:
+        try:
+            out, err = _answer(process, argv[0], seconds)
+        except BaseException as error:  # Ctrl-C too: a client that hangs must not outlive us
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SlurmError(
+                    f"{argv[0]} did not answer within {seconds:.0f} s: is the SLURM controller up?"
+                ) from None
+            raise
+    if process.returncode != 0:
+        words = (err.strip() or out.strip() or "it gave no reason").replace("\n", "\n  ")
+        raise SlurmError(f"{argv[0]} ended with status {process.returncode}:\n  {words}")
+    return out
+
+
+def _answer(process: subprocess.Popen[str], name: str, seconds: float) -> tuple[str, str]:
+    """What it prints; somebody who waits at a terminal is told what for."""
+    try:
+        return process.communicate(timeout=min(_SILENT_SECONDS, seconds))
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{argv[0]} did not answer within {seconds:.0f} s: is the SLURM controller up?") from None
-    if done.returncode != 0:
-        words = (done.stderr.strip() or done.stdout.strip() or "it gave no reason").replace("\n", "\n  ")
-        raise SlurmError(f"{argv[0]} ended with status {done.returncode}:\n  {words}")
-    return done.stdout
+        if seconds <= _SILENT_SECONDS:
+            raise
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"waiting up to {seconds:.0f} s for {name} ...", end="", file=sys.stderr, flush=True)
+    try:
+        return process.communicate(timeout=seconds - _SILENT_SECONDS)
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def present() -> bool:

@@ -1,12 +1,19 @@
-"""SLURM's compressed lists, the name of a launch, and another node of the step."""
+"""SLURM's compressed lists, the name of a launch, another node of the step, and SLURM's programs when they are slow."""
 
 from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UserError
+from hvdtrain.site import commands
 from hvdtrain.world import World, another_node, expand_hostlist, launch_id, tasks_per_node
 
 
@@ -115,3 +122,35 @@ def test_launch_id_can_be_given() -> None:
 def test_another_node_of_the_step(nodes: str | None, other: str | None) -> None:
     world = World(0, 2, 0, 1, 0, 2, "hvd-t4-1", "cpu", "gloo")
     assert another_node(world, {} if nodes is None else {"SLURM_STEP_NODELIST": nodes}) == other
+
+
+# --- programs that are slow to answer, or never do ---
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_who_waits_at_a_terminal_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_SILENT_SECONDS", 0.2)
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert commands.call(["sh", "-c", "sleep 0.6; echo answered"]) == "answered\n"
+    told, _, after = terminal.getvalue().partition("\r")
+    assert told == "waiting up to 60 s for sh ..."
+    assert after == "\033[K"  # and nothing of it stays
+
+
+def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(commands.SlurmError, match="sh did not answer within 1 s"):
+        commands.call(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], seconds=1)
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_refusal_is_quoted_in_full() -> None:
+    with pytest.raises(commands.SlurmError, match="sh ended with status 3:\n  first\n  second"):
+        commands.call(["sh", "-c", "printf 'first\\nsecond\\n' >&2; exit 3"])
