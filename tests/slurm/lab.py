@@ -99,8 +99,9 @@ class Lab:
         return [(line["epoch"], line["restart"]) for line in lines]
 
     def log(self, study: str, name: str) -> str:
-        """A cell's log."""
-        return (self.cell(study, name) / "log" / "job.log").read_text()
+        """A cell's log; empty until its job has begun."""
+        path = self.cell(study, name) / "log" / "job.log"
+        return path.read_text() if path.exists() else ""
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
