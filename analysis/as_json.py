@@ -10,7 +10,7 @@ from typing import Any
 from analysis.assemble import Part, Report
 from analysis.fitting import GroupFit
 from analysis.recommendation import Recommendation
-from analysis.target import Way
+from analysis.way import Way
 from hvdtrain import __version__
 
 #: Raised when a field changes its meaning or goes; new fields do not raise it.

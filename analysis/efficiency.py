@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.target import Way
+from analysis.way import Way
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.epochs import EpochsGroup, fit_batches, fit_epochs
 from analysis.finding import known
 from analysis.fitting import fit_scaling
-from analysis.target import Way, Z
+from analysis.way import Way, Z
 
 
 def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:

@@ -11,7 +11,7 @@ from analysis import words
 from analysis.checks_speed import missing_size
 from analysis.fitting import GroupFit, fit_scaling
 from analysis.posterior import Posterior
-from analysis.target import Way
+from analysis.way import Way
 
 
 def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) -> str:

@@ -10,7 +10,7 @@ from analysis.assemble import Part, Report
 from analysis.epochs import EpochsGroup
 from analysis.recommendation import Recommendation, duration
 from analysis.stability import Stability
-from analysis.target import Way
+from analysis.way import Way
 
 _NONE = "-"
 

@@ -11,7 +11,8 @@ from analysis.complete import completed
 from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
-from analysis.target import Way, check_prices, check_target, common_target, ways
+from analysis.target import check_prices, check_target, common_target, ways
+from analysis.way import Way
 from hvdtrain.errors import UserError
 
 

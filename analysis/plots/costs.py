@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from analysis.epochs import EpochsGroup
 from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis, time_unit
-from analysis.target import Way
+from analysis.way import Way
 
 _BASES = {
     "target": "time to the target", "stable": "time to stable accuracy", "whole run": "time of a run", "epoch": "time of an epoch",

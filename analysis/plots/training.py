@@ -13,7 +13,7 @@ from analysis.phases import PHASES
 from analysis.plots.style import GREY, Plot, colour, marker, panel, time_unit
 from analysis.runs import Run
 from analysis.stability import Stability
-from analysis.target import Way
+from analysis.way import Way
 
 #: Phases in colours that differ in lightness too, with hatching for print.
 _PHASE_COLOURS = {

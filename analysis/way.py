@@ -1,0 +1,94 @@
+"""One configuration and what it takes to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.finding import describe, known
+
+#: 5 and 95 % of a normal distribution.
+Z = 1.645
+
+
+@dataclass(frozen=True)
+class Way:
+    """One configuration and what it takes to the target. Intervals are 90 %.
+
+    Attributes:
+        fields: the values of `analysis.schema.GROUP` by name; also `workload`, `gpu_type`, ... as attributes.
+        epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
+        energy: J, scaled from what was accounted for the whole run.
+        val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "million samples".
+        measured: False for a forecast.
+    """
+
+    fields: Mapping[str, Any]
+    n_gpus: int
+    n_nodes: int | None
+    epochs: float | None
+    seconds: float
+    low: float
+    high: float
+    val_acc: float | None
+    reached: bool | None
+    basis: str
+    replicates: int
+    price: float | None = None
+    energy: float | None = None
+    measured: bool = True
+
+    @property
+    def workload(self) -> str | None:
+        """What is trained."""
+        return known(self.fields["workload"])
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The GPU type."""
+        return known(self.fields["gpu_type"])
+
+    @property
+    def per_gpu_batch(self) -> int | None:
+        """Samples per rank and step."""
+        value = self.fields["per_gpu_batch"]
+        return None if value is None else int(value)
+
+    @property
+    def hours(self) -> float:
+        """`seconds` in hours."""
+        return self.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Rank-hours, whatever the device."""
+        return self.n_gpus * self.hours
+
+    @property
+    def hours_unit(self) -> str:
+        """What `gpu_hours` counts in words: "GPU-hours", or "rank-hours" where no GPU is known of."""
+        return "GPU-hours" if self.fields["device"] == "gpu" else "rank-hours"
+
+    @property
+    def cost(self) -> float | None:
+        """`gpu_hours` times the price; None without a price."""
+        return None if self.price is None else self.gpu_hours * self.price
+
+    @property
+    def name(self) -> str:
+        """ "8 x V100", "4 CPU ranks", with the batch or rule where the workload has several."""
+        if self.gpu_type is not None:
+            return f"{self.n_gpus} x {self.gpu_type}"
+        return f"{self.n_gpus} {'CPU ' if self.fields['device'] == 'cpu' else ''}rank{'' if self.n_gpus == 1 else 's'}"
+
+    @property
+    def group(self) -> str:
+        """The group in words."""
+        return describe(self.fields)
+
+    def worth(self, by: str) -> tuple[float, float, float]:
+        """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price)."""
+        scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
+        return scale * self.low, scale * self.seconds, scale * self.high
