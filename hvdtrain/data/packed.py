@@ -132,8 +132,9 @@ def cache_folder() -> Path:
     given = os.environ.get("HVDTRAIN_CACHE")
     if given:
         return Path(given).expanduser()
-    scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-    return Path(scratch) / f"hvdtrain-{os.getuid()}"
+    scratch = os.environ.get("SLURM_TMPDIR", "")
+    # In a container the variable is there and, unless the site mounts it, the folder is not.
+    return Path(scratch if os.path.isdir(scratch) else tempfile.gettempdir()) / f"hvdtrain-{os.getuid()}"
 
 
 def _locked(path: Path) -> Any:

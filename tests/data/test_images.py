@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hvdtrain.data import decode as decoding
 from hvdtrain.data.decode import Unreadable, decode
 from hvdtrain.data.folders import scan, split
 from hvdtrain.data.memory import Batches
-from hvdtrain.data.packed import Rows, pack
+from hvdtrain.data.packed import Rows, cache_folder, pack
 from hvdtrain.data.packing import chunks, decode_files
 from hvdtrain.errors import UserError
 from hvdtrain.world import World, detect
@@ -162,6 +163,18 @@ def test_too_many_bad_files_and_no_room_are_clear(alone: World, tmp_path: Path) 
         pack(scan(root), 16, alone, gather, max_bad=2)
     with pytest.raises(UserError, match=r"the packed images need [\d.]+ GB, and .* Set HVDTRAIN_CACHE"):
         pack(scan(root), 2_000_000, alone, gather)
+
+
+def test_the_cache_is_in_the_jobs_own_scratch_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HVDTRAIN_CACHE", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "system"))
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    assert cache_folder().parent == tmp_path
+    # Inside a container that does not mount it.
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "not mounted"))
+    assert cache_folder().parent == tmp_path / "system"
 
 
 def test_a_folder_that_holds_nothing_says_what_it_must_hold(tmp_path: Path) -> None:
