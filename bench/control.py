@@ -4,13 +4,14 @@
     sudo python bench/control.py --cluster    # also submits 64 cells to a test cluster, beside submitit's own job array
 
 Each is a process of its own, from start to end, as typed. Beside ours: `python -c pass`, below which no Python program can go,
-submitit's import and, where it is installed, `torchx --help`.
+submitit's import and, where `torchx` is on the PATH or given, torchx' own help, script and submission of one job (it has no
+grids, so that 64 cells are 64 times that).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from turns import finish, in_cluster, machine, parser, spread, table, take_turns
 ROOT = Path(__file__).resolve().parents[1]
 GRID = ["--job", "digits", "--gpus", "1,2,4,8", "--lr-rule", "linear,sqrt", "--seeds", "8", "--epochs", "1"]
 
+#: One job for torchx.
+TORCHX = ["utils.python", "--script", "nothing.py"]
 #: submitit's own way to hand in as many calls: an array.
 SUBMITIT = """
 import sys, submitit
@@ -70,9 +73,6 @@ def make_study(folder: Path, cells: int) -> Path:
 
 def submission(folder: Path, cells: int) -> Callable[[], float]:
     """Hands in `cells` cells that need no framework, each time as a study of a new name."""
-    (folder / "nothing.py").write_text(
-        '"""Nothing."""\nfrom hvdtrain import job\njob.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()\n'
-    )
     grid = [
         "--job",
         "nothing.py",
@@ -98,14 +98,20 @@ def submission(folder: Path, cells: int) -> Callable[[], float]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--cluster", action="store_true", help="submit to a test cluster too (needs root and SLURM)")
+    made.add_argument(
+        "--torchx", metavar="PROGRAM", default=shutil.which("torchx"), help="default: the one on the PATH"
+    )
     options = made.parse_args()
-    in_cluster(options.cluster)
+    in_cluster(options.cluster, "--accounting")  # without it torchx fails after it has submitted
     cells = 64
     if options.tiny:
         options.rounds, cells = 1, 8
     facts = machine()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        (folder / "nothing.py").write_text(
+            '"""Nothing."""\nfrom hvdtrain import job\njob.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()\n'
+        )
         many = 40 if options.tiny else 1000
         study = make_study(folder, many)
         lab = str(ROOT / "analysis" / "reference" / "caltech256_lab.csv")
@@ -118,8 +124,11 @@ def main() -> None:
             "report of the published lab": [*python, "analysis", "report", lab, "--out", str(folder / "report")],
             "import submitit": [sys.executable, "-c", "import submitit"],
         }
-        if importlib.util.find_spec("torchx"):
-            commands["torchx --help"] = [*python, "torchx.apps.main", "--help"]
+        if options.torchx:
+            commands["torchx --help"] = [options.torchx, "--help"]
+            commands["torchx --dryrun, 1 job"] = torchx = [options.torchx, "run", "-s", "slurm", "--dryrun", *TORCHX]
+            if options.cluster:
+                commands["torchx, 1 job to SLURM"] = [word for word in torchx if word != "--dryrun"]
         contenders = {name: partial(seconds, command, folder) for name, command in commands.items()}
         if options.cluster:
             array = [sys.executable, "-c", SUBMITIT, str(folder / "submitit"), str(cells)]
