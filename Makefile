@@ -63,7 +63,7 @@ horovod: $(BIN)/.torch
 # SLURM for the tests that submit to a real cluster, Chromium for those that look at a report, 70,000 images for the jobs. As root on
 # Debian or Ubuntu it is installed; elsewhere it is listed.
 CLUSTER_PACKAGES := slurm-wlm munge slurmdbd mariadb-server libpmix-dev iproute2
-PACKAGES := $(CLUSTER_PACKAGES) shellcheck chromium dataset-fashion-mnist
+PACKAGES := $(CLUSTER_PACKAGES) shellcheck chromium charliecloud dataset-fashion-mnist
 # $(call packages,names,what needs them)
 define packages
 @missing=""; for package in $(1); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pmix", default="pmix", help="name of SLURM's PMIx plugin")
     parser.add_argument("--cpus-per-task", type=int, help="cores of each rank (default: what sbatch was given)")
     parser.add_argument("--srun", action="append", default=[], metavar="OPTION", help="further option for srun")
-    parser.add_argument("--inside", action="append", default=[], metavar="WORD", help="word before the rank's python")
+    parser.add_argument("--inside", action="append", default=[], metavar="WORDS", help="what enters a container")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the ranks")
     parser.add_argument("--job-name", help="name for this task of a job array")
     parser.add_argument("--warning", type=float, default=120.0, help="seconds before the end that ranks are told")
@@ -155,7 +155,8 @@ class Batch:
     def _start(self) -> int:
         given = self.given
         cpus = given.cpus_per_task or int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
-        rank = [*given.inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
+        inside = [word for words in given.inside for word in shlex.split(words)]
+        rank = [*inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
         mpi = {"pmix": given.pmix}.get(self.launcher)
         request = Request(self.ranks, rank, cpus, options=(*given.srun, *([f"--mpi={mpi}"] if mpi else ["--mpi=none"])))
         environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}

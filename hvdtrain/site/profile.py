@@ -42,15 +42,15 @@ class Gpu(_Strict):
 class Container(_Strict):
     """How ranks enter a container."""
 
-    kind: Literal["none", "apptainer", "singularity", "pyxis"] = Field(
+    kind: Literal["none", "apptainer", "singularity", "charliecloud", "pyxis"] = Field(
         default="none", description="what starts containers"
     )
-    image: str | None = Field(default=None, description="file, or registry address")
+    image: str | None = Field(default=None, description="file, folder (charliecloud), or registry address")
     python: str = Field(default="python", description="the interpreter inside the image, which has hvdtrain installed")
     mounts: list[str] = Field(
         default=[], description="paths or SRC:DST beside the study, the job and the current folder"
     )
-    options: list[str] = Field(default=[], description="further words for apptainer exec, or srun with pyxis")
+    options: list[str] = Field(default=[], description="further words for apptainer exec, ch-run, or srun with pyxis")
 
 
 class Requeue(_Strict):

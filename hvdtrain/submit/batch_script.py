@@ -179,10 +179,15 @@ def container_words(site: Site, paths: Sequence[str]) -> list[str]:
         both = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
         srun = [f"--container-image={container.image}", f"--container-mounts={both}", *container.options]
         return [*(f"--srun={word}" for word in srun), "--python", container.python]
-    # --nv brings the host's GPU driver in; without a GPU it only warns.
-    inside = [container.kind, "exec", "--nv", *(word for mount in mounts for word in ("--bind", mount))]
-    inside += [*container.options, container.image]
-    return [*(f"--inside={word}" for word in inside), "--python", container.python]
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    if container.kind == "charliecloud":
+        # It begins in the image's root. The host's GPU driver must have been put into the image (ch-fromhost).
+        inside = ["ch-run", "--cd", paths[0], *binds, *container.options, container.image, "--"]
+    else:
+        # --nv brings the host's GPU driver in; without a GPU it only warns.
+        inside = [container.kind, "exec", "--nv", *binds, *container.options, container.image]
+    # As one argument: argparse would take a "--" of its own for an end of ours.
+    return [f"--inside={shlex.join(inside)}", "--python", container.python]
 
 
 def preparation(site: Site) -> list[str]:

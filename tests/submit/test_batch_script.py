@@ -86,6 +86,11 @@ CASES = {
         where(),
     ),
     "slurm-apptainer": (cell(), Site(gpus=ALPS.gpus, container=Container(kind="apptainer", image="/i/h.sif")), where()),
+    "slurm-charliecloud": (
+        cell(),
+        Site(gpus=ALPS.gpus, container=Container(kind="charliecloud", image="/i/h", mounts=["/data:/d"])),
+        where(),
+    ),
     "slurm-pyxis": (cell(), Site(gpus=ALPS.gpus, container=Container(kind="pyxis", image="hub/h:1", mounts=["/data:/d"])), where()),
     "slurm-backslash": (cell(), Site(gpus=ALPS.gpus), where("/home/a\\b c")),
     "slurm-unpleasant": (

@@ -11,4 +11,4 @@
 #SBATCH --requeue
 set -euo pipefail
 cd -- /home/ada/lab
-exec /home/ada/venv/bin/python -m hvdtrain.launch.batch --run-dir /home/ada/lab/runs/digits/n8-a100 --launcher gloo --job-name n8-a100.12345678 --inside=apptainer --inside=exec --inside=--nv --inside=--bind --inside=/home/ada/lab --inside=--bind --inside=/home/ada/lab/runs/digits --inside=--bind --inside=/home/ada/hvdtrain/jobs --inside=/i/h.sif --python python /home/ada/hvdtrain/jobs/digits.py --epochs 5
+exec /home/ada/venv/bin/python -m hvdtrain.launch.batch --run-dir /home/ada/lab/runs/digits/n8-a100 --launcher gloo --job-name n8-a100.12345678 '--inside=apptainer exec --nv --bind /home/ada/lab --bind /home/ada/lab/runs/digits --bind /home/ada/hvdtrain/jobs /i/h.sif' --python python /home/ada/hvdtrain/jobs/digits.py --epochs 5
