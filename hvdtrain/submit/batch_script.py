@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from hvdtrain.errors import UserError
 from hvdtrain.launch.ending import warning_seconds
 from hvdtrain.site.times import minutes
 from hvdtrain.submit.cell import Cell, Shape
@@ -170,10 +171,19 @@ def options(site: Site, launcher: str) -> list[str]:
 
 
 def container_words(site: Site, paths: Sequence[str]) -> list[str]:
-    """Words for `hvdtrain.launch.batch` that put ranks into the site's container, with these paths mounted."""
+    """Words for `hvdtrain.launch.batch` that put ranks into the site's container, with these paths mounted.
+
+    Raises:
+        UserError: a path cannot be written as a mount.
+    """
     container = site.container
     if container.kind == "none" or container.image is None:
         return []
+    for path in paths:
+        if ":" in path or "," in path:
+            raise UserError(
+                f'{path} cannot be mounted in a container: {container.kind} takes ":" and "," for ends of paths; move it'
+            )
     mounts = list(dict.fromkeys([*paths, *container.mounts]))
     if container.kind == "pyxis":
         both = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)

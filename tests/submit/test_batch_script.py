@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain import paths
+from hvdtrain.errors import UserError
 from hvdtrain.site.profile import Container, Gpu, Limits, Requeue, Site
 from hvdtrain.submit import batch_script, published
 from hvdtrain.submit.batch_script import Place, render, render_array
@@ -108,6 +109,13 @@ def test_golden(name: str) -> None:
     if os.environ.get("HVDTRAIN_RENEW_GOLDEN") == "1":
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("folder", ["/home/ada/9:30", "/home/ada/a,b"])
+def test_a_path_that_no_container_can_mount(folder: str) -> None:
+    site = Site(gpus=ALPS.gpus, container=Container(kind="apptainer", image="/i/h.sif"))
+    with pytest.raises(UserError, match="cannot be mounted in a container: apptainer takes"):
+        render(cell(), site, where(folder))
 
 
 def test_every_golden_file_has_a_case() -> None:
