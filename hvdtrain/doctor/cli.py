@@ -56,10 +56,10 @@ def _main(argv: Sequence[str]) -> int:
 
 def examine(parts: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """The outcomes of all checks of these parts."""
-    from hvdtrain.doctor import check, installation, node, slurm
+    from hvdtrain.doctor import check, container, installation, node, slurm
     from hvdtrain.doctor import folder as records
 
-    assert installation and node and records and slurm  # importing them registers their checks
+    assert installation and node and container and records and slurm  # importing them registers their checks
     context = check.Context(folder)
     chosen = [each for part in parts for each in check.REGISTRY.checks if each.part == part]
     return [check.examine(each, context) for each in chosen]

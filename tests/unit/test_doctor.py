@@ -99,6 +99,30 @@ def test_a_wrong_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert 'did you mean "partition"?' in found["what"]
 
 
+@pytest.mark.parametrize(
+    ("lines", "status", "words"),
+    [
+        ("", "skipped", "names no container"),
+        ('kind = "charliecloud"\nimage = "/"', "failed", "ch-run is not on the PATH"),
+        ('kind = "apptainer"\nimage = "/no/such.sif"', "failed", "there is no image /no/such.sif"),
+        ('kind = "apptainer"\nimage = "docker://hub/h:1"', "ok", "apptainer and docker://hub/h:1 are here"),
+        ('kind = "apptainer"', "skipped", "names no image"),
+        ('kind = "pyxis"\nimage = "hub/h:1"', "skipped", "part of srun"),
+    ],
+)
+def test_what_starts_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, status: str, words: str
+) -> None:
+    (tmp_path / "apptainer").write_text("#!/bin/sh\n")
+    (tmp_path / "apptainer").chmod(0o755)
+    (tmp_path / "hvdtrain.toml").write_text(f"[site.container]\n{lines}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = outcome("container", tmp_path)
+    assert (found["status"], words in found["what"]) == (status, True), found
+
+
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
     def broken(context: Context) -> check.Finding:
         raise RuntimeError("no luck")

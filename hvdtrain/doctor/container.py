@@ -1,0 +1,40 @@
+"""Check of what starts containers, on the login node and on compute nodes, which may not have it both."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped
+from hvdtrain.errors import UserError
+
+
+@REGISTRY.add("node", "container")
+def container(context: Context) -> Finding:
+    """Is what starts the site's containers here, and the image?"""
+    from hvdtrain.site import files
+
+    try:
+        wanted = files.combine(files.layers(Path.cwd(), None)).site.container
+    except UserError:
+        return skipped("the site profile is not valid")
+    if wanted.kind == "none":
+        return skipped("the site profile names no container")
+    if wanted.kind == "pyxis":
+        return skipped("pyxis is part of srun: srun --help lists --container-image where it is installed")
+    program = {"charliecloud": "ch-run"}.get(wanted.kind, wanted.kind)
+    why = "ranks of a job in a container would not start"
+    if shutil.which(program) is None:
+        return failed(
+            f"{program} is not on the PATH",
+            why,
+            "load its module: modules = [...] in the site profile (where only compute nodes have it: hvdtrain doctor --on-nodes 2)",
+        )
+    if wanted.image is None:
+        return skipped(f"{program} is here; the site profile names no image (--container IMAGE)")
+    # An address such as docker://... is fetched by the program.
+    if "://" not in wanted.image and not Path(wanted.image).exists():
+        return failed(
+            f"there is no image {wanted.image}", why, "correct image in [container] of the site profile, or --container"
+        )
+    return ok(f"{program} and {wanted.image} are here")
