@@ -1,11 +1,12 @@
-"""Check of what starts containers, on the login node and on compute nodes, which may not have it both."""
+"""Check of what starts containers: compute nodes must have it; a login node need not."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
-from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped
+from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
 from hvdtrain.errors import UserError
 
 
@@ -24,8 +25,9 @@ def container(context: Context) -> Finding:
         return skipped("pyxis is part of srun: srun --help lists --container-image where it is installed")
     program = {"charliecloud": "ch-run"}.get(wanted.kind, wanted.kind)
     why = "ranks of a job in a container would not start"
+    tell = failed if "SLURM_JOB_ID" in os.environ else warning
     if shutil.which(program) is None:
-        return failed(
+        return tell(
             f"{program} is not on the PATH",
             why,
             "load its module: modules = [...] in the site profile (where only compute nodes have it: hvdtrain doctor --on-nodes 2)",
@@ -34,7 +36,7 @@ def container(context: Context) -> Finding:
         return skipped(f"{program} is here; the site profile names no image (--container IMAGE)")
     # An address such as docker://... is fetched by the program.
     if "://" not in wanted.image and not Path(wanted.image).exists():
-        return failed(
+        return tell(
             f"there is no image {wanted.image}", why, "correct image in [container] of the site profile, or --container"
         )
     return ok(f"{program} and {wanted.image} are here")

@@ -276,5 +276,9 @@ def await_address(path: Path, try_to_join: Callable[[Address], Message | None], 
 
 def _age(path: Path) -> float:
     """Seconds since `path` was written, by the clock of its file system: nodes' own clocks may be minutes apart."""
-    with tempfile.TemporaryFile(dir=path.parent) as now:
-        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+    written = path.stat().st_mtime
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - written
+    except OSError:  # a full disk
+        return time.time() - written

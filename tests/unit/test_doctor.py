@@ -116,6 +116,7 @@ def test_what_starts_containers(
     (tmp_path / "apptainer").write_text("#!/bin/sh\n")
     (tmp_path / "apptainer").chmod(0o755)
     (tmp_path / "hvdtrain.toml").write_text(f"[site.container]\n{lines}\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # elsewhere what is missing is a warning
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
