@@ -122,8 +122,6 @@ def main() -> int:
                 if options.json:  # an hour's work would be lost with the last run
                     write(rows, options.json)
     print(shown(rows))
-    if options.json:
-        write(rows, options.json)
     return 0
 
 
