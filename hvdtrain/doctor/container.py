@@ -13,7 +13,7 @@ from hvdtrain.errors import UserError
 @REGISTRY.add("node", "container")
 def container(context: Context) -> Finding:
     """Is what starts the site's containers here, and the image?"""
-    from hvdtrain.site import files
+    from hvdtrain.site import commands, files
 
     try:
         wanted = files.combine(files.layers(Path.cwd(), None)).site.container
@@ -21,11 +21,18 @@ def container(context: Context) -> Finding:
         return skipped("the site profile is not valid")
     if wanted.kind == "none":
         return skipped("the site profile names no container")
-    if wanted.kind == "pyxis":
-        return skipped("pyxis is part of srun: srun --help lists --container-image where it is installed")
-    program = {"charliecloud": "ch-run"}.get(wanted.kind, wanted.kind)
     why = "ranks of a job in a container would not start"
     tell = failed if "SLURM_JOB_ID" in os.environ else warning
+    if wanted.kind == "pyxis":
+        # A plugin of srun. Its images are in a registry, or files of the compute nodes.
+        try:
+            told = commands.call(["srun", "--help"])
+        except commands.SlurmError as error:
+            return tell(str(error), why, "ask the site where SLURM is")
+        if "--container-image" in told:
+            return ok("srun takes --container-image: pyxis is here")
+        return tell("srun --help does not list --container-image", why, "ask the site for pyxis, or take another kind")
+    program = {"charliecloud": "ch-run"}.get(wanted.kind, wanted.kind)
     if shutil.which(program) is None:
         return tell(
             f"{program} is not on the PATH",

@@ -20,7 +20,6 @@ from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
 from hvdtrain.launch.local import STOP_SECONDS
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
-from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 from hvdtrain.machine import find_mpirun
 from hvdtrain.paths import find_job
 from hvdtrain.stop import RESTART
@@ -127,8 +126,7 @@ def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -
         status = 128 + signal.SIGTERM  # ranks that know nothing of stopping died of the other name of our SIGTERM
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # what a single rank started and left behind; others have their starter
-    # mpirun reports whichever rank ended first; that another rank began it is no status of the world.
-    return 1 if status == ENDED_BY_ANOTHER else status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status
 
 
 def _reason(status: int) -> str:

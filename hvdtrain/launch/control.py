@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdtrain.stop import RESTART
+
 Message = dict[str, Any]
 
 #: A connection that ended without a word may come back (a dropped packet); after this many seconds its rank is dead.
@@ -46,13 +48,13 @@ class _Rank:
 class Verdict:
     """Why the world ends: the rank it began with, one sentence, and the Python stacks of those who stand still.
 
-    `restart`: that rank was asked to stop, so every rank ends with the status that means "start me again".
+    `status`: that rank's exit status, and so that of every other: srun reports the highest and mpirun the first.
     """
 
     rank: int
     reason: str
     details: str = ""
-    restart: bool = False
+    status: int = 1
 
 
 @dataclass
@@ -172,9 +174,9 @@ class Supervisor:
         node = self._ranks[rank].node if rank in self._ranks else message.get("node", "?")
         # Ranks that fail because their peers vanished say so; they did not begin it.
         if not message.get("consequence"):
-            restart = message.get("restart", False)
-            what = "was asked to stop" if restart else "failed"
-            self._end(Verdict(rank, f"rank {rank} on {node} {what}: {message['reason']}", restart=restart))
+            status = message.get("status", 1)
+            what = "was asked to stop" if status == RESTART else "failed"
+            self._end(Verdict(rank, f"rank {rank} on {node} {what}: {message['reason']}", status=status))
         return {}
 
     def _bye(self, rank: int, message: Message) -> Message:

@@ -24,7 +24,6 @@ from types import FrameType
 
 from hvdtrain.errors import UserError, run_cli
 from hvdtrain.launch.orphans import die_with_parent
-from hvdtrain.launch.watchdog import ENDED_BY_ANOTHER
 from hvdtrain.machine import visible_gpus
 from hvdtrain.stop import RESTART
 
@@ -147,16 +146,16 @@ def _kill(rank: _Rank) -> None:
 
 
 def _status(ranks: list[_Rank]) -> int:
-    """Status of the rank to blame; says on stderr which it was, if it was not a rank that speaks for itself."""
+    """Status of the rank that failed first; says on stderr which ranks did not speak for themselves."""
     failed = [rank for rank in ranks if rank.status]
     if not failed:
         return 0
-    own = [rank for rank in failed if rank.status != ENDED_BY_ANOTHER and not rank.killed]
-    first = min(own or [rank for rank in failed if rank.killed] or failed, key=lambda rank: rank.ended or 0.0)
+    for rank in failed:
+        if rank.killed:
+            print(f"hvdtrain: rank {rank.number} did not end by itself and was killed", file=sys.stderr)
+    first = min(failed, key=lambda rank: (rank.killed, rank.ended or 0.0))
     assert first.status is not None
-    if first.killed:
-        print(f"hvdtrain: rank {first.number} did not end by itself and was killed", file=sys.stderr)
-    elif first.status < 0:
+    if first.status < 0 and not first.killed:
         print(f"hvdtrain: rank {first.number} was killed by {signal.Signals(-first.status).name}", file=sys.stderr)
     return first.status if first.status > 0 else 128 - first.status
 

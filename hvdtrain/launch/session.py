@@ -235,24 +235,24 @@ class Session:
                 record.finish(folder, "preempted", status, reason_on_record)
         if self._client is None:
             leave(status)
-        self._tell_failure(reason, consequence, restart)
+        self._tell_failure(reason, consequence, status)
         if consequence:
             # The watchdog ends this process as soon as it hears who began it.
             time.sleep(6.0)
             say(
                 f"rank {self.world.rank} on {self.world.node}: Horovod failed and no other rank gave a reason\n{reason}"
             )
-            self._tell_failure(reason, consequence=False)
+            self._tell_failure(reason, consequence=False, status=status)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
         leave(status)
 
-    def _tell_failure(self, reason: str, consequence: bool, restart: bool = False) -> None:
+    def _tell_failure(self, reason: str, consequence: bool, status: int) -> None:
         if self._watchdog is not None and not consequence:
             self._watchdog.stop()
         try:
             assert self._client is not None
-            told = {"reason": _last_line(reason), "consequence": consequence, "restart": restart}
+            told = {"reason": _last_line(reason), "consequence": consequence, "status": status}
             self._client.send("fail", node=self.world.node, **told)
         except ConnectionError:
             if not consequence:

@@ -16,8 +16,6 @@ from hvdtrain.launch.control import GONE_SECONDS, Supervisor, Verdict
 from hvdtrain.launch.rendezvous import Client
 from hvdtrain.stop import RESTART
 
-#: Exit status of a rank that ended only because another one did. The local starter looks for a different one to blame.
-ENDED_BY_ANOTHER = 76
 INTERVAL_SECONDS = 0.5
 #: Beats between two looks at whether a later attempt has begun; the launcher waits longer before it starts ranks.
 _LOOK_EVERY = 4
@@ -63,7 +61,7 @@ class Watchdog:
             looks += 1
             if self._folder is not None and looks % _LOOK_EVERY == 0 and record.superseded(self._folder):
                 # The records belong to the later attempt; a word would only confuse its log.
-                leave(ENDED_BY_ANOTHER)
+                leave(1)
             verdict = self._supervisor.check() if self._supervisor else None
             verdict = self._beat() or verdict
             if verdict is not None:
@@ -114,13 +112,13 @@ class Watchdog:
             if verdict.details:
                 say(verdict.details)
             record.note(reason=verdict.reason)
-            if verdict.restart and self._rank == 0 and (folder := record.run_dir()) is not None:
+            if verdict.status == RESTART and self._rank == 0 and (folder := record.run_dir()) is not None:
                 record.finish(folder, "preempted", RESTART, verdict.reason)
         elif self._rank != verdict.rank:
             print(f"hvdtrain: {verdict.reason}", file=sys.stderr)
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
-        leave(RESTART if verdict.restart else 1 if self._rank == verdict.rank else ENDED_BY_ANOTHER)
+        leave(verdict.status)
 
 
 def leave(status: int) -> NoReturn:

@@ -170,6 +170,10 @@ def options(site: Site, launcher: str) -> list[str]:
     return words
 
 
+#: What ends a path where mounts are written; pyxis also has a shell read them, between double quotes.
+_NO_MOUNT = (re.compile("[:,]"), re.compile('[:,"$`]'))
+
+
 def container_words(site: Site, paths: Sequence[str]) -> list[str]:
     """Words for `hvdtrain.launch.batch` that put ranks into the site's container, with these paths mounted.
 
@@ -180,14 +184,16 @@ def container_words(site: Site, paths: Sequence[str]) -> list[str]:
     if container.kind == "none" or container.image is None:
         return []
     for path in paths:
-        if ":" in path or "," in path:
+        if found := _NO_MOUNT[container.kind == "pyxis"].search(path):
             raise UserError(
-                f'{path} cannot be mounted in a container: {container.kind} takes ":" and "," for ends of paths; move it'
+                f"{path} cannot be mounted in a container: {container.kind} does not take {found[0]} for a part of a path; move it"
             )
     mounts = list(dict.fromkeys([*paths, *container.mounts]))
     if container.kind == "pyxis":
         both = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
-        srun = [f"--container-image={container.image}", f"--container-mounts={both}", *container.options]
+        # It begins in the home folder otherwise.
+        there = [f"--container-workdir={paths[0]}", f"--container-mounts={both}"]
+        srun = [f"--container-image={container.image}", *there, *container.options]
         return [*(f"--srun={word}" for word in srun), "--python", container.python]
     binds = [word for mount in mounts for word in ("--bind", mount)]
     if container.kind == "charliecloud":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -111,11 +112,24 @@ def test_golden(name: str) -> None:
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize("folder", ["/home/ada/9:30", "/home/ada/a,b"])
-def test_a_path_that_no_container_can_mount(folder: str) -> None:
-    site = Site(gpus=ALPS.gpus, container=Container(kind="apptainer", image="/i/h.sif"))
-    with pytest.raises(UserError, match="cannot be mounted in a container: apptainer takes"):
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [
+        ("apptainer", "/home/ada/9:30"),
+        ("charliecloud", "/home/ada/a,b"),
+        ("pyxis", "/home/ada/$x"),
+        ("pyxis", '/home/"ada"'),
+    ],
+)
+def test_a_path_that_a_container_cannot_mount(kind: str, folder: str) -> None:
+    site = Site(gpus=ALPS.gpus, container=Container(kind=kind, image="/i/h.sif"))
+    with pytest.raises(UserError, match=f'cannot be mounted in a container: {kind} does not take [:,$"] for a part'):
         render(cell(), site, where(folder))
+
+
+def test_other_paths_it_can() -> None:
+    site = Site(gpus=ALPS.gpus, container=Container(kind="pyxis", image="hub/h:1"))
+    assert "/home/it's #1 *x" in " ".join(shlex.split(render(cell(), site, where("/home/it's #1 *x")), comments=True))
 
 
 def test_every_golden_file_has_a_case() -> None:

@@ -10,8 +10,9 @@ from tests.unit.worlds_of_control import Ranks
 STALL = 60.0
 
 
-def fail(ranks: Ranks, rank: int, reason: str, consequence: bool = False) -> None:
-    ranks.supervisor.answer("fail", {"rank": rank, "node": "?", "reason": reason, "consequence": consequence})
+def fail(ranks: Ranks, rank: int, reason: str, consequence: bool = False, status: int = 1) -> None:
+    told = {"rank": rank, "node": "?", "reason": reason, "consequence": consequence, "status": status}
+    ranks.supervisor.answer("fail", told)
 
 
 def training(size: int = 4, stall_timeout: float = STALL) -> Ranks:
@@ -62,7 +63,7 @@ def test_whoever_beats_hears_the_verdict() -> None:
     ranks = training()
     ranks.supervisor.gone(3)
     reason = ranks.after(GONE_SECONDS + 0.1)
-    assert ranks.beat(0) == {"state": "end", "verdict": {"rank": 3, "reason": reason, "details": "", "restart": False}}
+    assert ranks.beat(0) == {"state": "end", "verdict": {"rank": 3, "reason": reason, "details": "", "status": 1}}
 
 
 # --- standstill ---
@@ -178,6 +179,15 @@ def test_the_first_reason_is_the_reason() -> None:
     fail(ranks, 2, "something else")
     ranks.supervisor.gone(3)
     assert ranks.after(3600) == "rank 1 on n0 failed: the data are unreadable"
+
+
+@pytest.mark.parametrize(("status", "what"), [(1, "failed"), (2, "failed"), (75, "was asked to stop")])
+def test_all_end_with_the_status_of_the_one_that_began_it(status: int, what: str) -> None:
+    """mpirun reports the first rank that ends, srun the highest status: neither need be the rank that began it."""
+    ranks = training()
+    fail(ranks, 1, "why", status=status)
+    reason = f"rank 1 on n0 {what}: why"
+    assert ranks.beat(3) == {"state": "end", "verdict": {"rank": 1, "reason": reason, "details": "", "status": status}}
 
 
 def test_a_consequence_does_not_begin_an_end() -> None:

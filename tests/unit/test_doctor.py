@@ -107,7 +107,8 @@ def test_a_wrong_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ('kind = "apptainer"\nimage = "/no/such.sif"', "failed", "there is no image /no/such.sif"),
         ('kind = "apptainer"\nimage = "docker://hub/h:1"', "ok", "apptainer and docker://hub/h:1 are here"),
         ('kind = "apptainer"', "skipped", "names no image"),
-        ('kind = "pyxis"\nimage = "hub/h:1"', "skipped", "part of srun"),
+        ('kind = "pyxis"\nimage = "hub/h:1"', "failed", "does not list --container-image"),
+        ('kind = "pyxis"\nimage = "hub/h:1"\n#--container-image', "ok", "pyxis is here"),
     ],
 )
 def test_what_starts_containers(
@@ -115,6 +116,8 @@ def test_what_starts_containers(
 ) -> None:
     (tmp_path / "apptainer").write_text("#!/bin/sh\n")
     (tmp_path / "apptainer").chmod(0o755)
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{lines}'\n")
+    (tmp_path / "srun").chmod(0o755)
     (tmp_path / "hvdtrain.toml").write_text(f"[site.container]\n{lines}\n")
     monkeypatch.setenv("SLURM_JOB_ID", "1")  # elsewhere what is missing is a warning
     monkeypatch.setenv("PATH", str(tmp_path))
