@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdtrain import launch, record, world
+from hvdtrain import late, launch, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _own_log(rank)
     # TensorFlow writes pages about the machine at import; it still says what goes wrong.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    late.keras_parts()
     sys.argv = [str(job), *arguments.arguments]
     # As `python JOB` would: the job imports what lies beside it.
     sys.path.insert(0, str(job.parent))

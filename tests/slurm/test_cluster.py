@@ -17,6 +17,8 @@ from hvdtrain import testcluster
 from hvdtrain.testcluster import Cluster, Options, process
 from hvdtrain.testcluster.cli import main
 
+pytestmark = pytest.mark.alone
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 

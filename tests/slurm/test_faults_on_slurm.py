@@ -19,7 +19,7 @@ from hvdtrain import testcluster
 from hvdtrain.testcluster import Cluster, state
 from tests.slurm.lab import Lab, rank_process, until
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.alone]
 EPOCHS = 40
 #: Enough to be still at it when SLURM has noticed that the node does not answer.
 NODE_EPOCHS = 150

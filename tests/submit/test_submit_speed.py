@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from submit_helpers import command, plain_environment
 
+pytestmark = pytest.mark.alone
+
 HEAVY = (
     "torch",
     "tensorflow",
