@@ -93,7 +93,8 @@ def test_arrows_go_one_way(room: str, never: tuple[str, ...]) -> None:
         ("hvdtrain/schedule.py", ()),
         ("hvdtrain/paths.py", ("hvdtrain.errors",)),
         ("hvdtrain/machine.py", ("hvdtrain.errors",)),
-        ("hvdtrain/launch/control.py", ()),
+        ("hvdtrain/stop.py", ()),
+        ("hvdtrain/launch/control.py", ("hvdtrain.stop",)),
         ("hvdtrain/launch/rendezvous.py", ()),
     ],
 )
