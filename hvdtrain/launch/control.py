@@ -181,7 +181,8 @@ class Supervisor:
 
     def _bye(self, rank: int, message: Message) -> Message:
         if rank in self._ranks:
-            self._ranks[rank].left = True
+            # A connection before this one may have ended while rank 0 was too busy to answer.
+            self._ranks[rank].left, self._ranks[rank].gone = True, None
         return {}
 
     def gone(self, rank: int) -> None:

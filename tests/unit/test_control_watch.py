@@ -50,6 +50,14 @@ def test_a_goodbye_is_not_death() -> None:
     assert ranks.after(GONE_SECONDS * 2) == ""
 
 
+def test_a_goodbye_over_a_new_connection_is_not_death_either() -> None:
+    """Rank 0 was too busy to answer a beat in time, so that the rank dropped its connection."""
+    ranks = training()
+    ranks.supervisor.gone(2)
+    ranks.supervisor.answer("bye", {"rank": 2})
+    assert ranks.after(GONE_SECONDS * 2) == ""
+
+
 def test_all_have_left_when_each_said_goodbye_or_died() -> None:
     ranks = training(3)
     assert not ranks.supervisor.all_left()
