@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _own_log(rank)
     # TensorFlow writes pages about the machine at import; it still says what goes wrong.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    late.keras_parts()
+    late.parts()
     sys.argv = [str(job), *arguments.arguments]
     # As `python JOB` would: the job imports what lies beside it.
     sys.path.insert(0, str(job.parent))
