@@ -1,8 +1,9 @@
 """Parts of Keras and PyTorch that few trainings use, imported when they are first used.
 
 `import keras` draws in scikit-learn and Matplotlib wherever they are installed, for wrappers and pictures: about a third of the
-processor time of importing it with TensorFlow. The first optimizer of PyTorch draws in `torch._dynamo`, which compiles models: about
-half of importing PyTorch and making a step. Every rank pays that at every start, with thousands of files on a shared file system.
+processor time of importing it with TensorFlow. The first optimizer of PyTorch draws in `torch._dynamo`, which compiles models:
+about half of importing PyTorch and making a step. Every rank pays that at every start, with thousands of files on a shared
+file system.
 
 After `parts()` they are modules as before, whose code runs at the first look into them.
 """
