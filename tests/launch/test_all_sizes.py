@@ -12,8 +12,9 @@ JOB = Path(__file__).with_name("small_job.py")
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 7])
-@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [("local", 3), ("local", 6), *(("mpirun", ranks) for ranks in (2, 3, 5, 6, 7))]
+)
 def test_messages_arrive(launcher: str, ranks: int) -> None:
     ended = run_world(ranks, JOB, options=["--launcher", launcher])
     assert ended.status == 0, ended.err
