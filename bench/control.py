@@ -86,13 +86,22 @@ def submission(folder: Path, cells: int) -> Callable[[], float]:
         "slurm",
     ]
 
-    def submit() -> float:
-        name = f"study{time.time_ns()}"
-        took = seconds([sys.executable, "-m", "hvdtrain.submit", *grid, "--study", name], folder)
+    return lambda: seconds(
+        [sys.executable, "-m", "hvdtrain.submit", *grid, "--study", f"study{time.time_ns()}"], folder
+    )
+
+
+def alone(submit: Callable[[], float]) -> Callable[[], float]:
+    """`submit`, whose jobs are gone before anything else is measured: dozens of them would run on the cores of this machine."""
+
+    def submit_and_clear() -> float:
+        took = submit()
         subprocess.run(["scancel", "--me"], check=False)
+        while subprocess.run(["squeue", "--me", "--noheader"], capture_output=True, check=True).stdout:
+            time.sleep(0.5)
         return took
 
-    return submit
+    return submit_and_clear
 
 
 def main() -> None:
@@ -127,13 +136,15 @@ def main() -> None:
         if options.torchx:
             commands["torchx --help"] = [options.torchx, "--help"]
             commands["torchx --dryrun, 1 job"] = torchx = [options.torchx, "run", "-s", "slurm", "--dryrun", *TORCHX]
-            if options.cluster:
-                commands["torchx, 1 job to SLURM"] = [word for word in torchx if word != "--dryrun"]
+        contenders: dict[str, Callable[[], float]]
         contenders = {name: partial(seconds, command, folder) for name, command in commands.items()}
         if options.cluster:
             array = [sys.executable, "-c", SUBMITIT, str(folder / "submitit"), str(cells)]
-            contenders[f"submit {cells} cells to SLURM"] = submission(folder, cells)  # type: ignore[assignment]
-            contenders[f"submitit, array of {cells}"] = partial(seconds, array, folder)
+            contenders[f"submit {cells} cells to SLURM"] = alone(submission(folder, cells))
+            contenders[f"submitit, array of {cells}"] = alone(partial(seconds, array, folder))
+            if options.torchx:
+                one = [word for word in torchx if word != "--dryrun"]
+                contenders["torchx, 1 job to SLURM"] = alone(partial(seconds, one, folder))
         figures = {name: spread(values) for name, values in take_turns(contenders, options.rounds).items()}
     rows = [[name, f"{each['median']:.2f}", f"{each['low']:.2f}-{each['high']:.2f}"] for name, each in figures.items()]
     finish(options, facts, table(["command", "s", "quartiles"], rows), {"seconds": figures})
