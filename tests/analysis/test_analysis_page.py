@@ -178,6 +178,7 @@ def test_a_job_cannot_put_markup_into_the_page(tmp_path: Path) -> None:
     assert "<script>" not in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.alone
 def test_the_labs_report_takes_less_than_five_seconds(tmp_path: Path) -> None:
     """3.5 s on two idle cores; on a busy machine the work itself is what is counted."""
     import resource

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RUNS = 2000
 
 PROGRAM = """
@@ -27,6 +29,7 @@ print(len(table["source"].unique()), len(fit.groups), len(rows), spent, int(peak
 """
 
 
+@pytest.mark.alone
 def test_ten_thousand_runs_take_less_than_twenty_seconds_and_a_gigabyte(tmp_path: Path) -> None:
     """A fifth of them are written here: reading is linear in runs, and that is counted."""
     noise = random.Random(0)

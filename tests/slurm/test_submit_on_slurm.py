@@ -384,6 +384,7 @@ def test_then_report_comes_even_when_cells_fail(small: Lab) -> None:
     assert {row["status"] for row in small.status("told").values()} == {"completed", "failed"}
 
 
+@pytest.mark.alone
 def test_status_of_1000_cells_in_less_than_a_second(small: Lab) -> None:
     study = small.room / "runs" / "large"
     names = [f"n{2 ** (index % 4)}-s{index}" for index in range(1000)]

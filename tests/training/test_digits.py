@@ -16,6 +16,7 @@ from tests.worlds import run_world
 JOB = find_job("digits")
 
 
+@pytest.mark.alone
 def test_alone_it_learns_the_digits_within_a_minute(tmp_path: Path) -> None:
     began = time.monotonic()
     run = subprocess.run([sys.executable, str(JOB)], capture_output=True, text=True, cwd=tmp_path, check=False)
