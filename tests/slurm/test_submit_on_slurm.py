@@ -410,6 +410,7 @@ def test_status_of_1000_cells_in_less_than_a_second(small: Lab) -> None:
     assert min(tries) < 1.0 + (time.monotonic() - began), tries
 
 
+@pytest.mark.alone
 def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
     tries = []
     for _ in range(3):
