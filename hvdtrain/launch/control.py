@@ -171,7 +171,8 @@ class Supervisor:
         return {}
 
     def _fail(self, rank: int, message: Message) -> Message:
-        node = self._ranks[rank].node if rank in self._ranks else message.get("node", "?")
+        # Under MPI nobody joins, and it may fail before its first beat.
+        node = message["node"] if rank not in self._ranks or self._ranks[rank].node == "?" else self._ranks[rank].node
         # Ranks that fail because their peers vanished say so; they did not begin it.
         if not message.get("consequence"):
             status = message.get("status", 1)

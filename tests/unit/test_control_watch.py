@@ -212,6 +212,13 @@ def test_a_failure_before_the_start_names_the_node_that_it_says() -> None:
     assert supervisor.verdict is not None and supervisor.verdict.reason == "rank 1 on n9 failed: no GPU"
 
 
+def test_so_does_one_before_the_first_beat_where_nobody_joined() -> None:
+    supervisor = Ranks(2).supervisor
+    supervisor.start()
+    supervisor.answer("fail", {"rank": 1, "node": "n9", "reason": "no GPU", "consequence": False, "status": 2})
+    assert supervisor.verdict is not None and supervisor.verdict.reason == "rank 1 on n9 failed: no GPU"
+
+
 def test_closing_ends_without_a_verdict() -> None:
     ranks = training()
     ranks.supervisor.closing = True
