@@ -34,7 +34,7 @@ demo: $(BIN)/.torch horovod
 
 test: FRAMEWORKS := torch,tensorflow
 test: $(BIN)/.dev system-packages horovod lint types
-	$(call timed,Tests (about 30 min on 2 cores),source $(BIN)/activate && python -m tests $(PYTEST))
+	$(call timed,Tests (about 50 min on 2 cores),source $(BIN)/activate && python -m tests $(PYTEST))
 
 lint: $(BIN)/.dev
 	$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
