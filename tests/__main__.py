@@ -2,8 +2,8 @@
 
     python -m tests [arguments of pytest]
 
-Ranks of one test take up to four cores. On fewer than eight all tests run one after another, in one run of pytest; on more there are
-two runs: what can share the machine, and then what measures times, or tells a slow rank from a dead one.
+Ranks of one test take up to four cores. On fewer than eight all tests run one after another, in one run of pytest; on more there
+are two runs: what can share the machine, and then what measures times, or tells a slow rank from a dead one.
 """
 
 from __future__ import annotations
