@@ -1,9 +1,9 @@
-"""Every test: on a large machine several at a time, but for those marked `alone`.
+"""Every test, in two runs of pytest: most of them several at a time, then those marked `alone`.
 
     python -m tests [arguments of pytest]
 
-Ranks of one test take up to four cores. On fewer than eight all tests run one after another, in one run of pytest; on more there
-are two runs: what can share the machine, and then what measures times, or tells a slow rank from a dead one.
+Most tests wait for processes to start, so that two at a time are done sooner even on two cores. What measures times, or tells a slow
+rank from a dead one, has the machine to itself.
 """
 
 from __future__ import annotations
@@ -13,23 +13,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-_CORES_OF_A_TEST = 4
+#: Ranks of one test take up to four cores.
+WORKERS = max(2, (os.cpu_count() or 1) // 4)
+# A file stays in one process: what it sets up once serves all its tests.
+RUNS = (["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile"], ["-m", "alone"])
 _PASSED, _NO_TESTS = 0, 5
 
 
-def runs(cores: int) -> list[list[str]]:
-    """Arguments of pytest, for each run of it."""
-    workers = cores // _CORES_OF_A_TEST
-    if workers < 2:
-        return [[]]
-    # A file stays in one process: what it sets up once serves all its tests.
-    return [["-m", "not alone", "-n", str(workers), "--dist", "loadfile"], ["-m", "alone"]]
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run; the first status of pytest that is not good, and `_NO_TESTS` only where no run had a test."""
+    """Run; the first status of pytest that is not good, and `_NO_TESTS` only where neither run had a test."""
     statuses = []
-    for words in runs(os.cpu_count() or 1):
+    for words in RUNS:
         statuses.append(subprocess.run([sys.executable, "-m", "pytest", *words, *arguments], check=False).returncode)
         if statuses[-1] not in (_PASSED, _NO_TESTS) and "-x" in arguments:
             break
