@@ -2,8 +2,8 @@
 
     python -m tests [arguments of pytest]
 
-Most tests wait for processes to start, so that two at a time are done sooner even on two cores. What measures times, or tells a slow
-rank from a dead one, has the machine to itself.
+Most tests wait for processes to start, so that two at a time are done sooner even on two cores. What measures times, or tells a
+slow rank from a dead one, has the machine to itself.
 """
 
 from __future__ import annotations
