@@ -172,7 +172,8 @@ class Supervisor:
 
     def _fail(self, rank: int, message: Message) -> Message:
         # Under MPI nobody joins, and it may fail before its first beat.
-        node = message["node"] if rank not in self._ranks or self._ranks[rank].node == "?" else self._ranks[rank].node
+        known = self._ranks.get(rank, _Rank()).node
+        node = message["node"] if known == _Rank.node else known
         # Ranks that fail because their peers vanished say so; they did not begin it.
         if not message.get("consequence"):
             status = message.get("status", 1)
