@@ -134,7 +134,9 @@ def test_two_processes_collect_the_same_tests() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(ROOT / "tests")]
     lists = []
     for seed in ("1", "2"):  # in turn: what a clock names differs then
-        ended = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
         lists.append([line for line in ended.stdout.splitlines() if "::" in line])
     assert len(lists[0]) > 1000
     assert lists[0] == lists[1]
