@@ -10,19 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, run_cli
 
 _PATIENCE_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 2 the request was wrong (said on stderr)."""
-    options = _parser().parse_args(arguments)
-    try:
-        return _report(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Run one command. Returns the exit status: 0 done, 1 interrupted, 2 the request was wrong (both said on stderr)."""
+    return run_cli(lambda given: _report(_parser().parse_args(given)), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

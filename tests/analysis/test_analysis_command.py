@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
+from analysis.references import path_of
 
 AddCell = Callable[..., Path]
 
@@ -26,6 +28,28 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     # On a busy machine a command says what takes it so long; that is no part of what it has to say.
     done.stderr = "".join(line for line in done.stderr.splitlines(keepends=True) if not line.endswith(" ...\n"))
     return done
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "analysis",
+        "report",
+        str(path_of("caltech256_lab")),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        libraries = Path(f"/proc/{process.pid}/maps")
+        while "pandas" not in libraries.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, out, said.splitlines()[-1]) == (1, "", "error: interrupted")
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

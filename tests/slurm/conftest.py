@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from hvdtrain import testcluster
+from tests.slurm.lab import PLAIN, Lab
+
+UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
 
 
 @pytest.fixture(scope="session")
@@ -23,4 +27,25 @@ def slurm_cluster() -> Iterator[testcluster.Cluster]:
     except testcluster.ClusterError as error:
         pytest.fail(f"the test cluster did not start: {error}", pytrace=False)
     yield cluster
+    testcluster.down(options)
+
+
+@pytest.fixture
+def lab(slurm_cluster: testcluster.Cluster, tmp_path: Path) -> Lab:
+    """In a folder whose name no shell and no sbatch may touch; the cluster keeps no accounts."""
+    room = tmp_path / UNPLEASANT
+    room.mkdir()
+    (room / "plain.py").write_text(PLAIN)
+    return Lab(slurm_cluster, room)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A cluster with accounting and arrays of at most four tasks."""
+    options = testcluster.Options(
+        name=f"m{os.getpid() % 10**7}", owner_pid=os.getpid(), accounting=True, settings=("MaxArraySize=5",)
+    )
+    lab = Lab(testcluster.up(options), tmp_path_factory.mktemp("small"))
+    (lab.room / "plain.py").write_text(PLAIN)
+    yield lab
     testcluster.down(options)

@@ -41,6 +41,8 @@ for epoch in range(1, options.epochs + 1):
     if place.rank == 0:
         log.append(record.Epoch(epoch, val_acc=0.5, seconds=0.5, samples=1000, samples_per_second=2000.0))
 '''
+#: Arguments of a submission of it.
+PLAIN_WORDS = ["--job", "plain.py", "--launcher", "gloo", "--cpus-per-task", "1"]
 
 
 @dataclass(frozen=True)

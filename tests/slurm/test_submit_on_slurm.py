@@ -10,38 +10,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hvdtrain import record, testcluster
-from hvdtrain.testcluster import Cluster
-from tests.slurm.lab import PLAIN, Lab, until
-
-UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
-PLAIN_WORDS = ["--job", "plain.py", "--launcher", "gloo", "--cpus-per-task", "1"]
-
-
-@pytest.fixture
-def lab(slurm_cluster: Cluster, tmp_path: Path) -> Lab:
-    """In a folder whose name no shell and no sbatch may touch; the cluster keeps no accounts."""
-    room = tmp_path / UNPLEASANT
-    room.mkdir()
-    (room / "plain.py").write_text(PLAIN)
-    return Lab(slurm_cluster, room)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A cluster with accounting and arrays of at most four tasks."""
-    options = testcluster.Options(
-        name=f"m{os.getpid() % 10**7}", owner_pid=os.getpid(), accounting=True, settings=("MaxArraySize=5",)
-    )
-    lab = Lab(testcluster.up(options), tmp_path_factory.mktemp("small"))
-    (lab.room / "plain.py").write_text(PLAIN)
-    yield lab
-    testcluster.down(options)
+from hvdtrain import testcluster
+from tests.slurm.lab import PLAIN_WORDS, Lab, until
 
 
 def wrapped_sbatch(room: Path, after: str) -> str:
@@ -178,8 +152,6 @@ def test_untyped_over_two_types_is_marked_mixed(lab: Lab) -> None:
 
 BOUND = '''
 """Writes down where each rank may run."""
-import os
-from hvdtrain import job, record, world
 
 job.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()
 place, folder = world.detect(), record.run_dir()
@@ -311,124 +283,3 @@ def test_requests_that_cannot_be_fulfilled(lab: Lab, words: list[str], message: 
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (lab.room / "runs").exists()
-
-
-# --- afterwards, from another shell --------------------------------------------------------------------------------
-
-
-def test_a_cell_that_will_never_start_says_so(lab: Lab) -> None:
-    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--partition", "short", "--time", "30")
-    until(lambda: "PartitionTimeLimit" in lab.status("plain")["n1"]["reason"])
-    assert "it will never start" in lab("status", "plain").stdout
-    assert lab("cancel", "plain").returncode == 0
-    assert lab.status("plain")["n1"]["status"] == "cancelled"
-    assert lab("cancel", "plain").stdout == "nothing to cancel: no job of these cells waits or runs\n"
-
-
-def test_a_cell_that_breaks_before_training_says_why(lab: Lab) -> None:
-    (lab.room / "hvdtrain.toml").write_text('[site]\nsetup = ["module_of_this_site load cuda"]\n')
-    lab.submit(*PLAIN_WORDS, "--gpus", "1")
-    rows = lab.wait("plain", "failed")
-    assert "it never started training (exit code 127:0)" in rows["n1"]["reason"]
-    assert "module_of_this_site: command not found" in rows["n1"]["reason"]
-
-
-def test_failed_cells_are_retried_and_no_others(lab: Lab) -> None:
-    done = lab("submit", *PLAIN_WORDS, "--gpus", "1", "--epochs", "2", "--set", "fail-at=0,2", "--wait")
-    assert done.returncode == 1
-    assert "caught fire" in done.stdout
-    rows = lab.status("plain")
-    assert (rows["n1-fail-at0"]["status"], rows["n1-fail-at2"]["status"]) == ("completed", "failed")
-    assert lab.epochs("plain", "n1-fail-at2") == [(1, 0)]
-    again = lab("retry", "plain")
-    assert again.returncode == 0, again.stderr
-    assert "n1-fail-at2" in again.stdout
-    assert "n1-fail-at0" not in again.stdout
-    lab.wait("plain", "completed", "failed")
-    assert (lab.cell("plain", "n1-fail-at2") / "attempts" / "1" / "result.json").exists()
-    assert lab("resume", "plain").stdout == "nothing to resume: no cell was ended early\n"
-    wrong = lab("retry", "plain", "n1-fail-at3")
-    assert wrong.returncode == 2
-    assert 'no cell "n1-fail-at3"; it has n1-fail-at0, n1-fail-at2; did you mean' in wrong.stderr
-
-
-def test_without_accounting_hours_are_an_estimate(lab: Lab) -> None:
-    lab.submit(*PLAIN_WORDS, "--gpus", "2", "--set", "sleep=2", "--wait")
-    row = lab.status("plain")["n2-sleep2"]
-    assert row["gpu_hours_estimated"] is True
-    assert 2 * 2 / 3600 < row["gpu_hours"] < 2 * 60 / 3600
-    assert "estimated from wall clock times GPUs" in lab("status", "plain").stdout
-
-
-def test_a_silent_controller_changes_nothing(lab: Lab) -> None:
-    lab.submit(*PLAIN_WORDS, "--gpus", "1", "--wait")
-    (lab.room / "bin").mkdir()
-    # A real controller that is down keeps its clients waiting for a minute; these are its words.
-    text = "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
-    (lab.room / "bin" / "squeue").write_text(text)
-    (lab.room / "bin" / "squeue").chmod(0o755)
-    done = lab("status", "plain", PATH=f"{lab.room}/bin:{os.environ['PATH']}")
-    assert done.returncode == 0
-    assert "Unable to contact slurm controller" in done.stderr
-    assert "so this is what was recorded, not what SLURM knows" in done.stderr
-    assert re.search(r"^n1 +completed ", done.stdout, re.MULTILINE)
-
-
-def test_then_report_comes_even_when_cells_fail(small: Lab) -> None:
-    done = small("submit", *PLAIN_WORDS, "--gpus", "1,2", "--set", "fail-at=0,1", "--study", "told", "--then-report")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"submitted job \d+: the report, when all cells have ended", done.stdout)
-    log = small.room / "runs" / "told" / "submissions" / "report" / "report.log"
-    until(lambda: log.exists() and "report" in log.read_text(), 240)
-    until(lambda: (small.room / "runs" / "told" / "report").is_dir())
-    assert {row["status"] for row in small.status("told").values()} == {"completed", "failed"}
-
-
-@pytest.mark.alone
-def test_status_of_1000_cells_in_less_than_a_second(small: Lab) -> None:
-    study = small.room / "runs" / "large"
-    names = [f"n{2 ** (index % 4)}-s{index}" for index in range(1000)]
-    record.write_json(study / "study.json", {"study": "large"})
-    for name in names:
-        record.write_json(study / name / "cell.json", {"name": name, "gpus": 2, "epochs": 10, "cluster": "slurm"})
-        log = record.EpochLog(study / name / "epochs.jsonl")
-        for epoch in range(1, 4):
-            log.append(record.Epoch(epoch, seconds=1.0, samples_per_second=10.0, val_acc=0.5))
-    for number in range(4):
-        part = names[number * 250 : (number + 1) * 250]
-        facts = {"name": f"large.{number}", "cells": part, "names": part, "created": "2026-01-01T00:00:00"}
-        facts |= {"job": str(900_000 + number), "overrides": [], "cancelled": []}
-        record.write_json(study / "submissions" / f"{number:04d}-large" / "submission.json", facts)
-    tries = []
-    for _ in range(3):
-        began = time.monotonic()
-        rows = small.status("large")
-        tries.append(time.monotonic() - began)
-    assert len(rows) == 1000
-    began = time.monotonic()
-    small.run([sys.executable, "-c", "pass"])
-    assert min(tries) < 1.0 + (time.monotonic() - began), tries
-
-
-@pytest.mark.alone
-def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
-    tries = []
-    for _ in range(3):
-        began = time.monotonic()
-        lab.submit(*PLAIN_WORDS, "--gpus", "2,4,8", "--gpu-type", "t4,v100", "--dry-run")
-        tries.append(time.monotonic() - began)
-    assert min(tries) < 0.5, tries
-
-
-# --- the doctor -------------------------------------------------------------------------------------------------------
-
-
-def test_the_doctor_on_nodes(lab: Lab) -> None:
-    done = lab("doctor", "--json", "--on-nodes", "2", timeout=200)
-    found = json.loads(done.stdout)
-    nodes = {each["node"] for each in found if "node" in each}
-    assert len(nodes) == 2
-    together = {each["name"]: each["status"] for each in found if each["part"] == "nodes"}
-    assert together == {"shared-folder": "ok", "reach": "ok", "time-skew": "ok"}
-    assert [each for each in found if each["status"] == "failed"] == []
-    assert done.returncode == 0
