@@ -33,24 +33,18 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
     """
     from analysis.figure import png
     from analysis.html import page
-    from analysis.plots.at_once import at_once
     from analysis.plots.gallery import gallery
     from analysis.text import markdown
 
     workloads = list(dict.fromkeys(part.group.workload for part in report.parts))[:_MOST_DRAWN]
-    galleries = {workload: gallery(report, workload) for workload in workloads}
-    every = [plot for plots in galleries.values() for plot in plots]
-    overview, *drawn = at_once([lambda: png(report), *(make for plot in every for make in (plot.svg, plot.png))])
-    svgs = dict(zip(every, drawn[::2], strict=True))
-    pngs = dict(zip(every, drawn[1::2], strict=True))
-    pages = {workload: [(plot, svgs[plot]) for plot in plots] for workload, plots in galleries.items()}
-    contents = {out / PAGE: page(report, pages).encode(), out / FIGURE: overview}
+    plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in workloads}
+    contents = {out / PAGE: page(report, plots).encode(), out / FIGURE: png(report)}
     listed = []
-    for place, plots in enumerate(galleries.values(), start=1):
-        for plot in plots:
-            name = f"{FIGURES}/{f'{place}-' if len(galleries) > 1 else ''}{plot.name}"
-            contents[out / f"{name}.svg"] = svgs[plot]
-            contents[out / f"{name}.png"] = pngs[plot]
+    for place, drawn in enumerate(plots.values(), start=1):
+        for plot, svg in drawn:
+            name = f"{FIGURES}/{f'{place}-' if len(plots) > 1 else ''}{plot.name}"
+            contents[out / f"{name}.svg"] = svg
+            contents[out / f"{name}.png"] = plot.png()
             listed.append((plot.alt, f"{name}.png"))
     contents[out / MARKDOWN] = markdown(report, FIGURE, listed).encode()
     if json_file is not None:
