@@ -84,6 +84,7 @@ def _report(options: argparse.Namespace) -> int:
         json_file = None if printed else Path(json_to) if json_to else folder / JSON
         check_places(folder, json_file)
         with _patience("drawing the figures"):
+            _load_seaborn()
             contents = files(report, folder, json_file)
         write(contents)
     if printed:
@@ -98,6 +99,20 @@ def _report(options: argparse.Namespace) -> int:
     if figures:
         print(f"wrote {len(figures)} files in {figures[0].parent}", file=sys.stderr if printed else sys.stdout)
     return 0
+
+
+def _load_seaborn() -> None:
+    """Without scipy.stats, of which seaborn makes density curves: no report has one, and it takes half a second to load.
+
+    seaborn has a substitute for where SciPy is not installed. Only here, where nobody else uses seaborn in the same process.
+    """
+    if "scipy.stats" in sys.modules:
+        return
+    sys.modules["scipy.stats"] = None  # type: ignore[assignment]  # importing it raises ImportError
+    try:
+        import seaborn  # noqa: F401
+    finally:
+        del sys.modules["scipy.stats"]
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:

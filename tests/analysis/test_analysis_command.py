@@ -52,6 +52,18 @@ def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_report_is_drawn_without_scipys_statistics(tmp_path: Path) -> None:
+    """They take half a second to load, and nothing in a report needs them; whoever asks for them afterwards has them."""
+    program = (
+        "import sys; from analysis.__main__ import main; assert main(sys.argv[1:]) == 0; "
+        "assert 'seaborn' in sys.modules and 'scipy.stats' not in sys.modules; import scipy.stats; print(scipy.stats.norm.cdf(0))"
+    )
+    words = ["report", str(path_of("fruit_lab")), "--out", str(tmp_path / "out")]
+    ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "0.5"
+
+
 @pytest.fixture
 def study(add_cell: AddCell) -> Path:
     for seed in range(3):
