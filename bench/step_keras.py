@@ -30,7 +30,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from turns import compare_steps
+from turns import chosen, compare_steps
 
 import hvdtrain.keras as hk
 
@@ -179,7 +179,7 @@ def rank(options: argparse.Namespace) -> None:
     """One rank of one contender."""
     world = hk.init({"multiworker": "multiworker", "single": "single"}.get(options.rank, "horovod"))
     found = {}
-    for name, (make, steps) in list(MODELS.items())[: 1 if options.tiny else None]:
+    for name, (make, steps) in chosen(options, MODELS).items():
         keras.utils.set_random_seed(0)
         model = make()
         n = BATCH * world.size * (2 if options.tiny else steps)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from turns import compare_steps
+from turns import chosen, compare_steps
 
 import hvdtrain.torch as ht
 
@@ -130,7 +130,7 @@ def rank(options: argparse.Namespace) -> None:
     """One rank of one contender."""
     world = ht.init({"ddp": "ddp", "single": "single"}.get(options.rank, "horovod"))
     found = {}
-    for name, (make, steps) in MODELS.items():
+    for name, (make, steps) in chosen(options, MODELS).items():
         torch.manual_seed(0)
         model, shape, batch = make()
         n = batch * world.size * (2 if options.tiny else steps)

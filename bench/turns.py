@@ -154,6 +154,7 @@ def compare_steps(
     """
     made = parser(description)
     made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas (default %(default)s)")
+    made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
     made.add_argument("--rank", help=argparse.SUPPRESS)
     made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = made.parse_args()
@@ -163,14 +164,14 @@ def compare_steps(
     if options.tiny:
         options.ranks, options.rounds = "2", 1
     facts, rows, figures = machine(), [], {}
-    tiny = ["--tiny"] if options.tiny else []
+    words = [*(["--tiny"] if options.tiny else []), *(["--models", options.models] if options.models else [])]
     ours = next(iter(contenders))
     for size in map(int, options.ranks.split(",")):
         threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // size))}
 
         def turn(launcher: str, kind: str, size: int = size, threads: Mapping[str, str] = threads) -> dict[str, float]:
             ranks = 1 if launcher == "none" else size
-            found: dict[str, float] = in_ranks(script, ranks, launcher, "--rank", kind, *tiny, environ=threads)
+            found: dict[str, float] = in_ranks(script, ranks, launcher, "--rank", kind, *words, environ=threads)
             return found
 
         turns = take_turns({name: functools.partial(turn, *pair) for name, pair in contenders.items()}, options.rounds)
@@ -188,6 +189,12 @@ def compare_steps(
         *(f"{ours} against {name}" for name in rivals),
     ]
     finish(options, facts, table(header, rows), {"steps": figures})
+
+
+def chosen(options: argparse.Namespace, models: Mapping[str, Result]) -> dict[str, Result]:
+    """Those of a step bench's models that `--models` asks for."""
+    words = options.models.split(",") if options.models else [""]
+    return {name: model for name, model in models.items() if any(word in name for word in words)}
 
 
 def finish(options: argparse.Namespace, facts: Mapping[str, Any], shown: str, figures: Mapping[str, Any]) -> None:

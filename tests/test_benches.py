@@ -30,7 +30,7 @@ TINY = {
     "setup": ["--tiny"],
     "slow_network": ["--tiny"],
     "startup": ["--tiny"],
-    "step_keras": ["--tiny"],
+    "step_keras": ["--tiny", "--models", "CNN"],
     "step_torch": ["--tiny"],
 }
 #: Benches that print and write in a form of their own.
