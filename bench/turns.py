@@ -194,7 +194,8 @@ def compare_steps(
 def chosen(options: argparse.Namespace, models: Mapping[str, Result]) -> dict[str, Result]:
     """Those of a step bench's models that `--models` asks for."""
     words = options.models.split(",") if options.models else [""]
-    return {name: model for name, model in models.items() if any(word in name for word in words)}
+    found = {name: model for name, model in models.items() if any(word in name for word in words)}
+    return found or sys.exit(f"--models {options.models} names none of {', '.join(models)}")
 
 
 def finish(options: argparse.Namespace, facts: Mapping[str, Any], shown: str, figures: Mapping[str, Any]) -> None:
