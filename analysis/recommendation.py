@@ -205,9 +205,10 @@ def _sentences(
 def _rivals(rivals: Sequence[Way], by: str) -> str:
     if not rivals:
         return ". No other interval reaches into this one."
-    spans = ", ".join(f"{way.name} ({way.worth(by)[1] / (3600 if by == 'seconds' else 1):.3g})" for way in rivals)
-    units = {"seconds": " h", "cost": "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"}
-    return f"; not told apart from {spans}{units[by]}."
+    unit = "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"
+    values = [(way.name, way.worth(by)[1]) for way in rivals]
+    spans = [f"{name} ({duration(value) if by == 'seconds' else f'{value:.3g}{unit}'})" for name, value in values]
+    return f"; not told apart from {', '.join(spans)}."
 
 
 def duration(seconds: float) -> str:
