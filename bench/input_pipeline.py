@@ -140,6 +140,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the figures here too, and the table beside it (.md)")
     options = parser.parse_args()
+    if options.folder and not options.folder.is_dir():
+        parser.error(f"--folder {options.folder}: there is no such folder")
     images, rounds = (64, 1) if options.tiny else (options.images, options.rounds)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, ThreadPoolExecutor(CORES) as pool:
         files_on = filesystem(folder)
