@@ -152,6 +152,8 @@ def test_untyped_over_two_types_is_marked_mixed(lab: Lab) -> None:
 
 BOUND = '''
 """Writes down where each rank may run."""
+import os
+from hvdtrain import job, record, world
 
 job.parser(__doc__, epochs=1, batch_size=32, lr=0.1).parse_args()
 place, folder = world.detect(), record.run_dir()
