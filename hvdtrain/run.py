@@ -115,7 +115,7 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
             print(f"{'stopped' if stopped else 'error'}: {error}{ending}", file=sys.stderr)
             if folder is not None:
                 record.finish(folder, outcome, status, str(error))
-        session.close()
+        session.close(after_rank_0=True)
         leave(status)
     session.fail(error, status)
 

@@ -86,6 +86,7 @@ class Supervisor:
                 "stack": self._stack,
                 "fail": self._fail,
                 "bye": self._bye,
+                "closing": self._is_closing,
             }
             return handle[verb](message["rank"], message)
 
@@ -186,6 +187,9 @@ class Supervisor:
             # A connection before this one may have ended while rank 0 was too busy to answer.
             self._ranks[rank].left, self._ranks[rank].gone = True, None
         return {}
+
+    def _is_closing(self, rank: int, message: Message) -> Message:
+        return {"closing": self.closing}
 
     def gone(self, rank: int) -> None:
         """The connection of `rank` ended."""

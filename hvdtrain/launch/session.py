@@ -45,6 +45,9 @@ from hvdtrain.launch.rendezvous import Address, Client, Server, exchange
 from hvdtrain.launch.watchdog import INTERVAL_SECONDS, Watchdog, leave, say, wait_until
 from hvdtrain.world import World, another_node
 
+#: How long the others wait for rank 0 to say why all end. It may be the slowest; one that is gone keeps nobody.
+_SPEAK_SECONDS = 10.0
+
 
 class Session:
     """This rank's connection to its world. A world of one needs none: every method then does nothing.
@@ -258,18 +261,27 @@ class Session:
             if not consequence:
                 say(f"rank {self.world.rank} could not tell rank 0, which is gone")
 
-    def close(self) -> None:
-        """Leave in good order: nobody takes our silence for death, and rank 0's server outlasts the others' goodbye."""
+    def close(self, after_rank_0: bool = False) -> None:
+        """Leave in good order: nobody takes our silence for death, and rank 0's server outlasts the others' goodbye.
+
+        Args:
+            after_rank_0: rank 0 has something to say first. mpirun and srun end all ranks when one leaves with a status, and what
+                rank 0 says after that is lost.
+        """
         stop.leaving()
         if self._watchdog is None or self._client is None:
             return
+        client = self._client
+        if after_rank_0 and self._supervisor is None:
+            with contextlib.suppress(ConnectionError):  # it is gone
+                wait_until(lambda: bool(client.send("closing")["closing"]), seconds=_SPEAK_SECONDS)
         if self._supervisor and self._server:
             self._supervisor.closing = True
             wait_until(self._supervisor.all_left, seconds=6 * INTERVAL_SECONDS)
         self._watchdog.stop()
         with contextlib.suppress(ConnectionError):  # rank 0 may have left first; there is nobody to tell then
-            self._client.send("bye")
-        self._client.close()
+            client.send("bye")
+        client.close()
         if self._server:
             self._server.close()
         if self._file is not None and self.world.rank == 0:

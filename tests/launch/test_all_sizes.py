@@ -26,3 +26,16 @@ def test_ddp_leaves_before_the_interpreter_does() -> None:
     ended = run_world(3, JOB, "--strategy", "ddp", options=["--launcher", "local"])
     assert ended.status == 0, ended.err
     assert "group alive at the end: False" in ended.out
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+def test_what_all_ranks_found_is_said_by_rank_0_however_late_it_is(launcher: str, tmp_path: Path) -> None:
+    """mpirun ends all ranks as soon as one has left with a status."""
+    script = tmp_path / "mistaken.py"
+    script.write_text(
+        "import time\nimport hvdtrain.torch as ht\nfrom hvdtrain.errors import UserError, agreed\n"
+        "if ht.init().rank == 0:\n    time.sleep(2)\nraise agreed(UserError('the same mistake'))\n"
+    )
+    ended = run_world(3, script, options=["--launcher", launcher])
+    assert ended.status == 2
+    assert ended.err.count("error: the same mistake") == 1, ended.err
