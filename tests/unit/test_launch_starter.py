@@ -131,7 +131,10 @@ def stays(folder: Path, *options: object) -> tuple[object, ...]:
 
 def wait_for_both(folder: Path) -> None:
     assert eventually(lambda: len(list(folder.glob("up-*"))) == 2)
-    assert len([line for line in still_running(str(folder)) if line.rstrip().endswith("worker")]) == 2
+    # Each rank has started one, which bears the rank's name until it is on its own feet.
+    assert eventually(
+        lambda: len([line for line in still_running(str(folder)) if line.rstrip().endswith("worker")]) == 2
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
