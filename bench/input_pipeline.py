@@ -136,7 +136,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tiny", action="store_true", help="64 images, one round")
     parser.add_argument(
-        "--folder", type=Path, help="on whose file system images and packed file are put (default: that of /tmp)"
+        "--folder",
+        type=Path,
+        help="on whose file system images and packed file are put (default: the temporary directory's)",
     )
     parser.add_argument("--json", type=Path, help="write the figures here too, and the table beside it (.md)")
     options = parser.parse_args()

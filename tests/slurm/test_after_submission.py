@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -106,27 +105,3 @@ def test_status_of_1000_cells_in_less_than_a_second(small: Lab) -> None:
     began = time.monotonic()
     small.run([sys.executable, "-c", "pass"])
     assert min(tries) < 1.0 + (time.monotonic() - began), tries
-
-
-@pytest.mark.alone
-def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
-    tries = []
-    for _ in range(3):
-        began = time.monotonic()
-        lab.submit(*PLAIN_WORDS, "--gpus", "2,4,8", "--gpu-type", "t4,v100", "--dry-run")
-        tries.append(time.monotonic() - began)
-    assert min(tries) < 0.5, tries
-
-
-# --- the doctor -------------------------------------------------------------------------------------------------------
-
-
-def test_the_doctor_on_nodes(lab: Lab) -> None:
-    done = lab("doctor", "--json", "--on-nodes", "2", timeout=200)
-    found = json.loads(done.stdout)
-    nodes = {each["node"] for each in found if "node" in each}
-    assert len(nodes) == 2
-    together = {each["name"]: each["status"] for each in found if each["part"] == "nodes"}
-    assert together == {"shared-folder": "ok", "reach": "ok", "time-skew": "ok"}
-    assert [each for each in found if each["status"] == "failed"] == []
-    assert done.returncode == 0

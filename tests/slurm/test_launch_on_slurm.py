@@ -97,8 +97,8 @@ def test_a_killed_rank_on_another_node_ends_the_step(
     assert ended.returncode != 0
     # Under PMIx slurmstepd notices first and ends the step without naming the rank.
     assert ("Job step aborted" if mpi else f"task {rank}: Killed") in ended.stderr
-    # A quiet machine needs 0.3 to 3 seconds; survivors that nobody ends would wait for 300.
     assert mark.exists(), ended.stderr
+    # A quiet machine needs 0.3 to 3 seconds; survivors that nobody ends would wait for 300.
     assert time.time() - mark.stat().st_mtime < 40
     # srun ends before SLURM has cleaned up behind it.
     until(lambda: slurm_cluster.run(["squeue", "--noheader"]).stdout.strip() == "")

@@ -285,3 +285,13 @@ def test_requests_that_cannot_be_fulfilled(lab: Lab, words: list[str], message: 
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (lab.room / "runs").exists()
+
+
+@pytest.mark.alone
+def test_dry_run_in_less_than_half_a_second(lab: Lab) -> None:
+    tries = []
+    for _ in range(3):
+        began = time.monotonic()
+        lab.submit(*PLAIN_WORDS, "--gpus", "2,4,8", "--gpu-type", "t4,v100", "--dry-run")
+        tries.append(time.monotonic() - began)
+    assert min(tries) < 0.5, tries
