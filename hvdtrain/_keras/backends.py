@@ -23,12 +23,10 @@ class Agreed:
     Attributes:
         stop: some rank was asked to stop before the step.
         diverged: some rank's loss was no longer a number.
-        disagreement: ranks had gradients of different variables, in a compiled step, which cannot exchange which.
     """
 
     stop: bool
     diverged: bool
-    disagreement: bool
 
 
 class Wire(Protocol):
@@ -103,7 +101,8 @@ class Replicas(Protocol):
 class Backend(Protocol):
     """See `hvdtrain._keras.tensorflow_backend` and `torch_backend`.
 
-    `feed` makes of a loader what `model.fit` takes.
+    `feed` makes of a loader what `model.fit` takes; `training` does, and makes what takes the place of the model's train function,
+    if anything.
 
     Attributes:
         strategies: those that it has.
@@ -117,6 +116,7 @@ class Backend(Protocol):
     def ranks(self) -> Messages: ...
     def replicas(self) -> Replicas | None: ...
     def feed(self, data: Any) -> Any: ...
+    def training(self, model: Any, data: Any, class_weight: Any) -> tuple[Any, Any]: ...
     def visible_gpus(self) -> int: ...
     def use(self, place: World, strategy: str) -> None: ...
     def device_name(self, place: World) -> str: ...

@@ -137,7 +137,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
-    arguments["x"] = backend().feed(train)
+    arguments["x"], ours.make_step = backend().training(model, train, arguments["class_weight"])
     arguments["validation_data"] = backend().feed(arguments["validation_data"])
     with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
         try:

@@ -69,9 +69,13 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven) - self._too_small
 
     def __getitem__(self, step: int) -> tuple[Any, ...]:
-        key = (self.epoch, self._skipped, step)
+        key = self.key(step)
         picked: tuple[Any, ...] = self._ahead.get(key, len(self)) if self._ahead else self._make(key)
         return picked
+
+    def key(self, step: int) -> Key:
+        """Which batch a step has in the epoch that is given now."""
+        return self.epoch, self._skipped, step
 
     def _make(self, key: Key) -> tuple[Any, ...]:
         epoch, skipped, step = key

@@ -132,7 +132,7 @@ class _Wire:
 
     def agreed(self) -> Agreed:
         """A loss that is no number shows in the epoch's mean."""
-        return Agreed(self._stop, diverged=False, disagreement=False)
+        return Agreed(self._stop, diverged=False)
 
     def reset_times(self) -> None:
         """Nothing is measured: the phases of several devices overlap."""

@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain._keras.backends import Wire
+from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.mirrored import ONE_PROCESS, Replicas
-from hvdtrain._keras.tensorflow_feed import dataset
+from hvdtrain._keras.tensorflow_feed import counter, dataset
 from hvdtrain._keras.tensorflow_ranks import HorovodRanks, Ranks
+from hvdtrain._keras.tensorflow_step import Step, possible
 from hvdtrain._keras.tensorflow_wire import TensorFlowWire
 from hvdtrain.launch.session import Session
 from hvdtrain.world import World
@@ -70,6 +72,12 @@ class TensorFlow:
     def feed(self, data: Any) -> Any:
         """What `model.fit` takes, from a loader."""
         return self._replicas.spread(data) if self._replicas is not None else dataset(data)
+
+    def training(self, model: Any, data: Any, class_weight: Any) -> tuple[Any, Any]:
+        """What `model.fit` takes, and what makes a step of it."""
+        if self._replicas is not None or not possible(model, data, class_weight):
+            return self.feed(data), None
+        return counter(data) if isinstance(data, Loader) else data, Step(model, data)
 
     def device_name(self, place: World) -> str:
         """Model of the GPU, or "cpu"."""

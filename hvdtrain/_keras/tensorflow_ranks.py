@@ -50,10 +50,7 @@ class HorovodRanks:
         hvd = self._hvd
         sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
         if not tf.executing_eagerly() or compression == "bf16" or sparse:
-            # Sent with the last gradients and as one of them (an average, single precision), so that Horovod fuses it with them.
-            with tf.control_dependencies([_values(grad) for grad in grads]):
-                control = hvd.allreduce(tf.identity(control), op=hvd.Average, name="hvdtrain.control") * hvd.size()
-            return _average_each(hvd, grads, names, compression), control
+            return _average_and_sum(hvd, grads, names, control, compression)
         sent = [_compressed(grad, compression) for grad in grads]
         # One group has one operation: the control's average times the size is its sum.
         *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
@@ -79,8 +76,30 @@ class HorovodRanks:
             variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
 
 
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any, form: str) -> tuple[list[Any], Any]:
+    """Averages, each gradient sent by itself, and the sum of `control`, which travels behind the smallest of them.
+
+    By itself it would be one more message, for which the step waits when Horovod does not fuse it with the last gradients.
+    """
+    sizes = {
+        index: grad.shape.num_elements()
+        for index, grad in enumerate(grads)
+        if form == "none" and not isinstance(grad, tf.IndexedSlices) and grad.dtype == tf.float32
+    }
+    if not sizes:
+        control = hvd.allreduce(control, op=hvd.Average, name="hvdtrain.control")
+        return _average_each(hvd, grads, names, form), control * hvd.size()
+    carrier = min(sizes, key=lambda index: (sizes[index], index))
+    own = grads[carrier]
+    averaged = _average_each(
+        hvd,
+        [*grads[:carrier], tf.concat([tf.reshape(own, [-1]), control], 0), *grads[carrier + 1 :]],
+        names,
+        form,
+    )
+    together = averaged[carrier]
+    averaged[carrier] = tf.reshape(together[: sizes[carrier]], own.shape)
+    return averaged, together[sizes[carrier] :] * hvd.size()
 
 
 def _compressed(grad: Any, form: str) -> Any:

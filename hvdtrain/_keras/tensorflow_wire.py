@@ -15,7 +15,12 @@ _MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
 
 
 class TensorFlowWire:
-    """Implements `backends.Wire`. State that graphs read or write is in variables; those are no part of any model."""
+    """Implements `backends.Wire`. State that graphs read or write is in variables; those are no part of any model.
+
+    Attributes:
+        absent: paths of the variables without a gradient on this rank, in the graph that was traced last.
+        flags: what `flags_now` was at the end of this step, where the step hands it back: that costs less than reading a variable.
+    """
 
     def __init__(self, ranks: Ranks | None, compression: str) -> None:
         self._ranks = ranks
@@ -29,14 +34,15 @@ class TensorFlowWire:
             self._weight = tf.Variable(1.0, trainable=False)
             self._stop = tf.Variable(0.0, trainable=False)
             self._no_number = tf.Variable(0.0, trainable=False)
-            # Sums over ranks of: requests to stop, losses that are no number, fingerprints of which gradients a rank has.
-            self._control = tf.Variable([0.0, 0.0, 0.0], trainable=False)
+            # Sums over ranks of: requests to stop, losses that are no number.
+            self._control = tf.Variable([0.0, 0.0], trainable=False)
             self._times = tf.Variable(tf.zeros(len(_MARKS), tf.float64), trainable=False)
             self._reductions = tf.Variable(0, dtype=tf.int64, trainable=False)
             # Squared norms of this rank's and of the averaged gradient, and how many were added up; the last averaged one.
             self._norms = tf.Variable(tf.zeros(4, tf.float64), trainable=False)
         self._weight_now, self._stop_now = 1.0, False
-        self._fingerprint = 0.0
+        self.absent: list[str] = []
+        self.flags: Any = None
 
     # --- between steps, in Python ---
 
@@ -48,6 +54,7 @@ class TensorFlowWire:
         if stop != self._stop_now:
             self._stop.assign(float(stop))
             self._stop_now = stop
+        self.flags = None
         self._began += time.time() - self._base
 
     def end_step(self) -> None:
@@ -56,12 +63,15 @@ class TensorFlowWire:
         self._steps += 1
 
     def agreed(self) -> Agreed:
-        stop, no_number, fingerprints = (float(value) for value in self._control.numpy())
-        # Before the first update (accumulation, a skipped step) nothing was sent yet.
-        disagreement = fingerprints > 0 and abs(fingerprints - world().size * self._fingerprint) > 0.5
-        return Agreed(stop > 0, no_number > 0, disagreement)
+        flags = self.flags if self.flags is not None else self._control
+        stop, no_number = flags.numpy()
+        return Agreed(bool(stop > 0), bool(no_number > 0))
 
     # --- in a step ---
+
+    def flags_now(self) -> Any:
+        """What all ranks have agreed on, for `flags`."""
+        return self._control.read_value()
 
     def weighted(self, loss: Any) -> Any:
         self._mark("loss", [loss])
@@ -77,10 +87,10 @@ class TensorFlowWire:
         self._mark("gradients", [grad for grad in grads if grad is not None])
 
     def missing(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        """In a graph the pattern is fixed when it is traced: a fingerprint then travels with each step instead."""
+        """In a graph they are fixed when it is traced: `absent` then tells which."""
         absent = [grad is None for grad in grads]
         if not tf.executing_eagerly():
-            self._fingerprint = float(1 + sum((index + 1) * flag for index, flag in enumerate(absent)) % 65521)
+            self.absent = [variable.path for variable, flag in zip(variables, absent, strict=True) if flag]
             return grads
         assert self._ranks is not None
         counts = self._ranks.sum(tf.constant([float(not flag) for flag in absent]), "present").numpy()
@@ -92,7 +102,7 @@ class TensorFlowWire:
     def average(self, grads: list[Any], names: list[str]) -> list[Any]:
         self._mark("reduce_began", grads)
         flags = [tf.convert_to_tensor(self._stop), tf.convert_to_tensor(self._no_number)]
-        control = tf.stack([*flags, tf.constant(self._fingerprint)])
+        control = tf.stack(flags)
         if self._ranks is None:
             averaged = grads
         else:

@@ -51,6 +51,10 @@ class Torch:
         """What `model.fit` takes: the loaders themselves."""
         return data
 
+    def training(self, model: Any, data: Any, class_weight: Any) -> tuple[Any, Any]:
+        """What `model.fit` takes; Keras' own function makes steps of it."""
+        return data, None
+
     def device_name(self, place: World) -> str:
         """Model of the GPU, or "cpu"."""
         return torch.cuda.get_device_name(place.device) if place.device != "cpu" else "cpu"
@@ -112,7 +116,7 @@ class TorchWire:
     def __init__(self, compression: str) -> None:
         self._compression = compression
         self._weight, self._stop, self._no_number = 1.0, False, False
-        self._agreed = Agreed(False, False, False)
+        self._agreed = Agreed(False, False)
         self._reductions = 0
         self._last = 0.0
         self.reset_times()
@@ -171,7 +175,7 @@ class TorchWire:
                 )
             averaged = [each.to(grad.dtype) for each, grad in zip(received, grads, strict=True)]
             stop, no_number = control.tolist()
-        self._agreed = Agreed(stop > 0, no_number > 0, False)
+        self._agreed = Agreed(stop > 0, no_number > 0)
         self._tick("allreduce")
         self._reductions += 1
         if self._reductions % NORM_EVERY == 0:

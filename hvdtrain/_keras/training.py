@@ -19,7 +19,7 @@ from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
-from hvdtrain.errors import Diverged, UserError, agreed
+from hvdtrain.errors import Diverged
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
@@ -51,6 +51,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._monitor = monitor
         self.others: list[Any] = []
         self.loader: Loader | None = None
+        self.make_step: Any = None  # in place of the model's own train function, if anything
         self.content: dict[str, Any] | None = None
         self.history: dict[str, list[float]] = {}
         self._log: EpochLog | None = None
@@ -171,14 +172,16 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             if hasattr(data, "__next__"):
                 next(data)
             return {}
+        own = self.make_step
+        make_step = self._function if own is None else lambda iterator: own(iterator, self._step)
         if self._part is not None and self._part.samples == 0:
             # The batch only keeps this rank in step: it must leave no trace in metrics or statistics.
             kept = state.own_state(self.model)
-            result = self._function(data)
+            result = make_step(data)
             state.restore_own(self.model, kept)
             state.restore_metrics(self.model, kept)
             return result
-        return self._function(data)
+        return make_step(data)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """All ranks have made the same step: what they agreed on in it happens now."""
@@ -191,13 +194,6 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._meter.add(sum(part.samples for part in parts))
         session().progress("training", self._meter.steps)
         found = self._wire.agreed()
-        if found.disagreement:
-            raise agreed(
-                UserError(
-                    "ranks have gradients for different variables (a layer that some did not use), and a compiled step cannot "
-                    "exchange them. Compile the model with run_eagerly=True, or let every rank use every layer"
-                )
-            )
         if self._replica_check and (self._meter.steps == 1 or self._meter.total_steps % REPLICA_EVERY == 0):
             check_replicas(self.model.trainable_variables, self._meter.total_steps)
         if found.diverged and not hasattr(self.model.optimizer, "inner_optimizer"):
