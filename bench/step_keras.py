@@ -22,6 +22,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -90,8 +91,8 @@ def by_hvdtrain(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int) -
     return clock.seconds
 
 
-def by_hand(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int, contender: str) -> list[float]:
-    """Seconds of each epoch: the loop of any tutorial."""
+def hand_written(model: keras.Model, contender: str) -> Callable[[Any, Any], Any]:
+    """The compiled step of any tutorial: x, y -> loss."""
     optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
     optimizer.build(model.trainable_variables)
     criterion = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -113,10 +114,16 @@ def by_hand(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int, conte
         optimizer.apply(total(grads), model.trainable_variables)
         return loss
 
+    return step
+
+
+def by_hand(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int, contender: str) -> list[float]:
+    """Seconds of each epoch."""
+    step = hand_written(model, contender)
     seconds = []
     for _ in range(epochs):
         began, losses = time.perf_counter(), 0.0
-        for batch in _batches(x, y):
+        for batch in batches(x, y):
             losses += float(step(*batch))
         seconds.append(time.perf_counter() - began)
     return seconds
@@ -137,22 +144,27 @@ class TapeInFit(keras.Sequential):  # type: ignore[misc]
         return self.compute_metrics(x, y, predicted, None)
 
 
-def by_hand_in_fit(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int) -> list[float]:
-    """Seconds of each epoch."""
+def with_tape(layers: list[Any]) -> keras.Model:
+    """Compiled, and started alike on all ranks."""
     import horovod.tensorflow as hvd
 
-    model = TapeInFit(model.layers)
+    model = TapeInFit(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.001, momentum=0.9), loss, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     hvd.broadcast_variables([each.value for each in (*model.variables, *model.optimizer.variables)], root_rank=0)
-    clock = Epochs()
+    return model
+
+
+def by_hand_in_fit(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int) -> list[float]:
+    """Seconds of each epoch."""
+    model, clock = with_tape(model.layers), Epochs()
     # Past the check that hvdtrain makes: it refuses a model whose optimizer it does not know.
-    keras.Model.fit.__wrapped__(model, _batches(x, y), epochs=epochs, callbacks=[clock], verbose=0)
+    keras.Model.fit.__wrapped__(model, batches(x, y), epochs=epochs, callbacks=[clock], verbose=0)
     return clock.seconds
 
 
-def _batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
     """Of this rank. Without self-tuning, whose thread makes the end of each epoch wait for it."""
     world, untuned = hk.world(), tf.data.Options()
     untuned.autotune.enabled = False

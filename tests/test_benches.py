@@ -31,6 +31,7 @@ TINY = {
     "slow_network": ["--tiny"],
     "startup": ["--tiny"],
     "step_keras": ["--tiny", "--models", "CNN"],
+    "step_keras_blocks": ["--tiny"],
     "step_torch": ["--tiny"],
 }
 #: Benches that print and write in a form of their own.
