@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -17,9 +17,10 @@ from hvdtrain._keras.ahead import Ahead, Key
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.start import gather_objects, world
+from hvdtrain._keras.tensorflow_wire import TensorFlowWire
 from hvdtrain.errors import UserError, agreed
 
-#: Seconds that a batch may take without a thread, which costs 0.2 to 0.4 ms of a step: only one runs Python at a time.
+#: Seconds that a batch may take without a thread, which costs 0.3 to 0.5 ms of a step: only one runs Python at a time.
 _WORTH_A_THREAD = 0.5e-3
 
 
@@ -34,7 +35,7 @@ class Step:
     def __init__(self, model: Any, data: Any) -> None:
         self._model = model
         self._loader = data if isinstance(data, Loader) else None
-        self._wire: Any = synchronization(model.optimizer).wire
+        self._wire = cast(TensorFlowWire, synchronization(model.optimizer).wire)
         self._ahead: Ahead | None = None
         self._slow = 0
         self._compiled: Any = None

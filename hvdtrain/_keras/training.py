@@ -172,16 +172,17 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             if hasattr(data, "__next__"):
                 next(data)
             return {}
-        own = self.make_step
-        make_step = self._function if own is None else lambda iterator: own(iterator, self._step)
         if self._part is not None and self._part.samples == 0:
             # The batch only keeps this rank in step: it must leave no trace in metrics or statistics.
             kept = state.own_state(self.model)
-            result = make_step(data)
+            result = self._made(data)
             state.restore_own(self.model, kept)
             state.restore_metrics(self.model, kept)
             return result
-        return make_step(data)
+        return self._made(data)
+
+    def _made(self, data: Any) -> Any:
+        return self._function(data) if self.make_step is None else self.make_step(data, self._step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """All ranks have made the same step: what they agreed on in it happens now."""

@@ -35,7 +35,7 @@ print("trained")
 """
 
 SAME = """
-import keras, numpy as np, sys, threading
+import keras, numpy as np, threading, time
 import tensorflow as tf
 import hvdtrain.keras as hk
 from hvdtrain._keras import tensorflow_backend, tensorflow_step
@@ -47,7 +47,6 @@ class Slow(type(hk.loader(x, y, batch_size=4))):
 
     def __getitem__(self, step):
         Slow.threads.add(threading.current_thread() is threading.main_thread())
-        import time
         time.sleep(0.002)
         return super().__getitem__(step)
 
