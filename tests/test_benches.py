@@ -33,11 +33,12 @@ TINY = {
     "step_keras": ["--tiny", "--models", "CNN"],
     "step_keras_blocks": ["--tiny"],
     "step_torch": ["--tiny"],
+    "step_torch_blocks": ["--tiny"],
 }
 #: Benches that print and write in a form of their own.
 OWN_FORM = {"accuracy_by_ranks", "input_pipeline"}
 #: Not benches: what they share, and those tested elsewhere.
-OTHERS = {"backtest", "gpu_parts", "input_contenders", "rivals", "stability", "turns"}
+OTHERS = {"backtest", "blocks", "gpu_parts", "input_contenders", "rivals", "stability", "turns"}
 
 
 @pytest.mark.ranks

@@ -109,8 +109,7 @@ class TensorFlowWire:
             averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
-        self._add_norms(grads, averaged)
-        return averaged
+        return self._add_norms(grads, averaged)
 
     def agreed_finite(self, finite: Any) -> Any:
         assert self._ranks is not None
@@ -127,17 +126,23 @@ class TensorFlowWire:
             index = _MARKS.index(name)
             self._times.scatter_add(tf.IndexedSlices([tf.timestamp() - self._base], [index]))
 
-    def _add_norms(self, grads: list[Any], averaged: list[Any]) -> None:
-        if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
-            return  # repeated rows would have to be added up first
+    def _add_norms(self, grads: list[Any], averaged: list[Any]) -> list[Any]:
+        """Returns `averaged`, which passes through the condition.
 
-        def add() -> Any:
+        What a condition holds beside an update, the update cannot write to: it would take other memory for every gradient.
+        """
+        if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
+            return averaged  # repeated rows would have to be added up first
+
+        def add() -> list[Any]:
             square = _square(averaged)
             added = [_square(grads), square, tf.constant(1.0, tf.float64), square - self._norms[3]]
-            return self._norms.assign_add(tf.stack(added))
+            self._norms.assign_add(tf.stack(added))
+            return averaged
 
-        count = self._reductions.assign_add(1)
-        tf.cond(tf.equal(count % NORM_EVERY, 0), add, lambda: tf.identity(self._norms))
+        due = tf.equal(self._reductions.assign_add(1) % NORM_EVERY, 0)
+        passed: list[Any] = tf.cond(due, add, lambda: averaged)
+        return passed
 
     def reset_times(self) -> None:
         self._times.assign(tf.zeros_like(self._times))

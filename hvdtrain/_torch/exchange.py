@@ -51,13 +51,24 @@ class Exchange:
     measure: bool = False
     local_square: torch.Tensor | float = 0.0
     _in_flight: dict[nn.Parameter, _InFlight] = field(default_factory=dict)
+    _told: Flight | None = None
+
+    @property
+    def under_way(self) -> int:
+        """How many gradients are."""
+        return len(self._in_flight)
 
     def started(self, parameter: nn.Parameter) -> bool:
         """Is the gradient of `parameter` under way?"""
         return parameter in self._in_flight
 
-    def start(self, parameter: nn.Parameter) -> None:
-        """Begin to average the gradient of `parameter`; where it was not computed it must be zeros by now, or stays sparse."""
+    def start(self, parameter: nn.Parameter, numbers: Sequence[float] | None = None) -> None:
+        """Begin to average the gradient of `parameter`; where it was not computed it must be zeros by now, or stays sparse.
+
+        Args:
+            numbers: as for `finish`, where this is the last gradient of the step and there is one of every parameter. They travel
+                together with it; told after the backward pass, they often are a message of their own, for which all wait.
+        """
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse and parameter not in self.sparse:
             # One that no module announced: a rank without it could not know that it must gather instead of add.
@@ -72,6 +83,8 @@ class Exchange:
         if self.measure:
             values = gradient.values() if gradient.is_sparse else gradient
             self.local_square = self.local_square + torch.linalg.vector_norm(values.detach()).double() ** 2
+        if numbers is not None:
+            self._tell([1.0] * (len(self._in_flight) + 1), numbers)
         name = f"gradient.{self.names[parameter]}"
         if gradient.is_sparse:
             wire = self._wire(gradient.values())
@@ -102,20 +115,25 @@ class Exchange:
                 if parameter.grad is None and parameter not in self.sparse:
                     parameter.grad = torch.zeros_like(parameter)
                 self.start(parameter)
-        local = float(self.local_square) if self.measure else 0.0
-        # In the form of a gradient, so that Horovod fuses it with the last of them instead of sending a message of its own.
-        told = torch.tensor([*present, *numbers, local], dtype=torch.float32)
-        counted = collectives().start_allreduce(told, "step", average=True)
+        told = self._told or self._tell(present, numbers)
         with session().waiting():
             for parameter, flight in self._in_flight.items():
                 self._land(parameter, flight)
-            sums = [mean * world().size for mean in collectives().wait(counted).tolist()]
+            sums = [mean * world().size for mean in collectives().wait(told).tolist()]
+        self._told = None
         self._in_flight.clear()
         for had, total, parameter in zip(present, sums, parameters, strict=False):
             if not had and total == 0.0:
                 parameter.grad = None
         self.local_square = sums[-1]
         return sums[len(parameters) : -1]
+
+    def _tell(self, present: Sequence[float], numbers: Sequence[float]) -> Flight:
+        """In the form of a gradient, so that Horovod fuses it with the last of them."""
+        local = float(self.local_square) if self.measure else 0.0
+        message = torch.tensor([*present, *numbers, local], dtype=torch.float32)
+        self._told = collectives().start_allreduce(message, "step", average=True)
+        return self._told
 
     def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """In a form that can travel, the tensor itself where it can."""

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvdtrain._torch.collectives import Flight
+from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
 from hvdtrain.data.shard import epoch_order
@@ -119,7 +120,8 @@ class JoinLoader:
             [seed_from(*seeds, begin), *order[begin : begin + self.batch_size].tolist()]
             for begin in range(0, len(order), self.batch_size)
         ]
-        return DataLoader(Seeded(self.dataset), batch_sampler=batches, **options)
+        rows, options = at_once(self.dataset, options)
+        return DataLoader(Seeded(rows), batch_sampler=batches, **options)
 
     def state_dict(self, within: bool = False) -> dict[str, Any]:
         """The epoch under way and how many batches of it this rank has given; `within` as for `Loader`."""

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvdtrain._torch.join import JoinLoader
+from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
 from hvdtrain.data.shard import Uneven, epoch_order, shard, share, steps_left, steps_per_epoch
@@ -76,7 +77,8 @@ class Loader:
         self._uneven = uneven
         self._under_way = self._resumed = False
         self._batches: list[list[int]] = []
-        self._data = _data_loader(Seeded(dataset), self._batches, options)
+        rows, options = at_once(dataset, options)
+        self._data = _data_loader(Seeded(rows), self._batches, options)
         try:
             self.steps: int = steps_per_epoch(self._n_samples, batch_size, world().size, uneven)
         except ValueError as error:
@@ -135,7 +137,8 @@ class ValidationLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         indices = share(len(cast(Sized, dataset)), batch_size, world().rank, world().size)
-        self._data = _data_loader(dataset, [each.tolist() for each in indices], options)
+        rows, options = at_once(dataset, options)
+        self._data = _data_loader(rows, [each.tolist() for each in indices], options)
         self._batches = len(indices)
 
     def __len__(self) -> int:

@@ -147,7 +147,7 @@ class Synchronizer:
         Averaging what was averaged before does no harm, so every call does it: a rank that has no gradient in this step cannot
         tell whether the others have.
         """
-        numbers = [*own_stop(), float(self.not_finite)]
+        numbers = self._numbers()
         if world().size > 1:
             with self.clock.phase("allreduce"):
                 parameters: list[nn.Parameter] = []
@@ -190,7 +190,15 @@ class Synchronizer:
                 "over the ranks was already under way. To accumulate gradients, put all but the last backward() under "
                 "hvdtrain.torch.no_sync(optimizer); several losses: add them up and call backward() once"
             )
-        self.exchange.start(parameter)
+        self.exchange.start(parameter, self._numbers() if self._completes(parameter) else None)
+
+    def _completes(self, parameter: nn.Parameter) -> bool:
+        """The gradient of `parameter` is the last one of the step, and every parameter has one."""
+        return self.exchange.under_way + 1 == len(self._hooked) and self._hooked == set(self._parameters())
+
+    def _numbers(self) -> list[float]:
+        """That all ranks learn the sums of in this step, shape (4,)."""
+        return [*own_stop(), float(self.not_finite)]
 
     def begin_step(self) -> None:
         """Gradients from here on are not averaged yet."""

@@ -79,7 +79,7 @@ class Trainer:
         train_loss, train_acc, samples = self._meter.over_ranks()
         trained = time.perf_counter()
         # Asked to stop by now, the evaluation is left to the run that goes on.
-        self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=self._partial())
+        self._stop_if_asked()
         val_loss, val_acc = None, None
         if self.validation is not None:
             val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision)
@@ -184,7 +184,7 @@ class Trainer:
         self.precision.step(self.optimizer)
         self.optimizer.zero_grad()
         if not ended:
-            self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=self._partial())
+            self._stop_if_asked()
 
     def _rescale(self, group: _Group) -> None:
         """Each batch was weighted by its share of a full one; together they must weigh 1."""
@@ -211,10 +211,12 @@ class Trainer:
             return
         self._noise.add(small_square * unscale, synchronizer.square_norm() * unscale, small, big)
 
-    def _partial(self) -> dict[str, Any]:
-        """What this rank has to remember of the epoch."""
+    def _stop_if_asked(self) -> None:
+        if not self.synchronizer.stop_agreed:
+            return  # in nearly every step, so nothing is gathered before
         seconds = time.perf_counter() - self._began
-        return {"meter": self._meter.state_dict(), "noise": asdict(self._noise), "seconds": seconds}
+        partial = {"meter": self._meter.state_dict(), "noise": asdict(self._noise), "seconds": seconds}
+        self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=partial)
 
 
 def _with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:

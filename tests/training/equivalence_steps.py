@@ -93,6 +93,22 @@ def _group_added_later(union: int, world: Any) -> State:
     return model.state_dict()
 
 
+def _group_taken_out(union: int, world: Any) -> State:
+    """Its gradients are still computed, and go nowhere."""
+    torch.manual_seed(2)
+    model = perceptron()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    trained, optimizer = ht.distribute(model, SGD(groups, lr=0.1, momentum=0.9), lr_rule="none")
+    for step, (x, y) in enumerate(ht.loader(samples(96, 7), union // world.size, seed=3)):
+        if step == 2:
+            optimizer.param_groups.pop()
+        nn.functional.cross_entropy(trained(x), y).backward()
+        optimizer.step()
+        model.zero_grad()
+        assert not optimizer.hvdtrain.stop_agreed
+    return model.state_dict()
+
+
 def _state_kept_at_wrapping(union: int, world: Any) -> State:
     """Momentum gathered before `distribute`, by rank 0 only, must go on acting, on every rank."""
     torch.manual_seed(4)
@@ -165,6 +181,7 @@ def run(union: int, world: Any, strategy: str, only: list[str] | None = None) ->
         **{name: lambda name=name: _train(name, union, world) for name in SCENARIOS},
         **{name: lambda name=name: _between_backward_and_step(name, union, world) for name in BETWEEN},
         "group_added_later": lambda: _group_added_later(union, world),
+        "group_taken_out": lambda: _group_taken_out(union, world),
         "state_kept_at_wrapping": lambda: _state_kept_at_wrapping(union, world),
     }
     wanted = only or [name for name in cases if strategy != "ddp" or name not in HOROVOD_ONLY]

@@ -1,0 +1,148 @@
+"""Contenders as threads of the same ranks that take turns every few steps: for differences smaller than a machine's drift.
+
+Processes of their own, minutes apart, meet a machine at different speeds. Here only one contender is at work at any time, for
+`BLOCK` steps, in an order that is drawn anew for each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from turns import chosen, finish, in_ranks, machine, parser, spread, table
+
+BLOCK = 10
+REFERENCE = "hand-written"
+#: Called by a contender before each of its steps, with the step's number from 0.
+BeforeStep = Callable[[int], None]
+
+
+class Turns:
+    """Lets one contender work at a time.
+
+    Args:
+        order: whose turn comes after whose; the same on every rank.
+    """
+
+    def __init__(self, order: list[str]) -> None:
+        self._order, self._now, self._ready = order, 0, set[str]()
+        self._began = 0.0
+        self._moved = threading.Condition()
+        self.seconds: dict[str, list[float]] = {name: [] for name in order}
+
+    def before_step(self, name: str, step: int) -> None:
+        """The first block, in which steps are compiled, is everybody's own; then its turn is waited for before each other one."""
+        if step == 0 or step % BLOCK:
+            return
+        if step > BLOCK:
+            self.seconds[name].append((time.perf_counter() - self._began) / BLOCK)
+            self.end()
+        with self._moved:
+            self._ready.add(name)
+            self._moved.notify_all()
+            everybody = set(self._order)
+            self._moved.wait_for(lambda: self._ready == everybody and self._order[self._now] == name)
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """The next one."""
+        with self._moved:
+            self._now += 1
+            self._moved.notify_all()
+
+    def wait_until_ready(self, name: str) -> None:
+        """Its first block is over."""
+        with self._moved:
+            self._moved.wait_for(lambda: name in self._ready)
+
+
+def steps(rounds: int) -> int:
+    """That each contender has to make: a block of its own, one to settle, `rounds` that count, and the one with the epoch's end."""
+    return BLOCK * (rounds + 3)
+
+
+def take_turns(contenders: Mapping[str, Callable[[BeforeStep], None]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step by contender and round; each makes `steps(rounds)`."""
+    drawn, order = random.Random(0), []
+    for _ in range(rounds + 2):
+        order += drawn.sample(list(contenders), len(contenders))
+    turns = Turns(order)
+
+    def work(name: str) -> None:
+        contenders[name](lambda step: turns.before_step(name, step))
+        turns.end()
+
+    threading.excepthook = _give_up
+    workers = [threading.Thread(target=work, args=(name,)) for name in contenders]
+    for name, worker in zip(contenders, workers, strict=True):
+        worker.start()
+        turns.wait_until_ready(name)
+    for worker in workers:
+        worker.join()
+    return {name: turns.seconds[name][1:] for name in contenders}
+
+
+def _give_up(failed: threading.ExceptHookArgs) -> None:
+    threading.__excepthook__(failed)
+    os._exit(1)  # the others would wait for its turn to end
+
+
+def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """With the interval that holds 90 % of what rounds drawn with replacement give (percentile bootstrap, 2,000 draws)."""
+    pairs = np.array([ours, theirs])
+    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (2000, pairs.shape[1]))
+    medians = np.median(pairs[:, drawn], axis=2)
+    low, high = np.quantile(medians[0] / medians[1], [0.05, 0.95])
+    first, second = np.median(pairs, axis=1)
+    return {"ratio": float(first / second), "low": float(low), "high": float(high)}
+
+
+def compare_steps(
+    description: str | None,
+    script: str,
+    models: Mapping[str, Any],
+    compare: Callable[[Any, argparse.Namespace], dict[str, list[float]]],
+    start: Callable[[], Any],
+) -> None:
+    """The program of a bench of this kind, by model and number of ranks.
+
+    Args:
+        compare: in a rank: a model's entry in `models`, options -> what `take_turns` found.
+        start: in a rank: starts Horovod, and returns the world.
+    """
+    made = parser(description)
+    made.set_defaults(rounds=60)
+    made.add_argument("--ranks", default="2", help="numbers of ranks, with commas (default %(default)s)")
+    made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
+    made.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = made.parse_args()
+    if options.rank:
+        world = start()
+        found = {name: compare(model, options) for name, model in chosen(options, models).items()}
+        if world.rank == 0:
+            options.out.write_text(json.dumps(found))
+        return
+    if options.tiny:
+        options.rounds, options.models, options.ranks = 2, "CNN", "2"
+    facts, rows, figures = machine(), [], {}
+    words = ["--rank", "--rounds", options.rounds]
+    for ranks in map(int, options.ranks.split(",")):
+        threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // ranks))}
+        for model in chosen(options, models):
+            seconds = in_ranks(script, ranks, "auto", *words, "--models", model, environ=threads)[model]
+            for name, each in seconds.items():
+                times, against = spread([1e3 * value for value in each]), ratio_of_medians(each, seconds[REFERENCE])
+                figures[f"{model}, {ranks} ranks: {name}"] = {"ms": times, f"times of {REFERENCE}": against}
+                shown = f"{against['ratio']:.3f} ({against['low']:.3f}-{against['high']:.3f})"
+                rows.append([model, ranks, name, f"{times['median']:.1f}", shown])
+    header = ["model", "CPU ranks", "contender", "ms", f"times of {REFERENCE}"]
+    finish(options, facts, table(header, rows), {"steps": figures})

@@ -1,0 +1,45 @@
+"""Batches of a `TensorDataset`, gathered at once: torch's loader takes sample by sample and stacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+
+class Rows(Dataset[Any]):
+    """What `torch.utils.data.default_collate` makes of the samples, bit by bit, for a data set of which `are_in` says so."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        dataset: Any = self._dataset
+        while isinstance(dataset, Subset):
+            dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+            # It may count from the end.
+            indices = [index + len(dataset) if index < 0 else index for index in indices]
+        rows = torch.tensor(indices)
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
+
+
+def are_in(dataset: Dataset[Any]) -> bool:
+    """Are its samples, or those of which it is a subset, rows of tensors, and nothing else is done to them?"""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset:
+        return False
+    return all(type(tensor) is torch.Tensor and tensor.layout == torch.strided for tensor in dataset.tensors)
+
+
+def at_once(dataset: Dataset[Any], options: dict[str, Any]) -> tuple[Dataset[Any], dict[str, Any]]:
+    """`dataset` and what else a `DataLoader` of batches is given, where possible so that it gathers rows."""
+    if options.get("collate_fn") is not None or not are_in(dataset):
+        return dataset, options
+    return Rows(dataset), {**options, "collate_fn": _unchanged}
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
