@@ -121,6 +121,7 @@ def compare_steps(
     made = parser(description)
     made.set_defaults(rounds=60)
     made.add_argument("--ranks", default="2", help="numbers of ranks, with commas (default %(default)s)")
+    made.add_argument("--launcher", default="auto", help="local for Gloo, mpirun for MPI (default %(default)s)")
     made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
     made.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -138,11 +139,11 @@ def compare_steps(
     for ranks in map(int, options.ranks.split(",")):
         threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // ranks))}
         for model in chosen(options, models):
-            seconds = in_ranks(script, ranks, "auto", *words, "--models", model, environ=threads)[model]
+            seconds = in_ranks(script, ranks, options.launcher, *words, "--models", model, environ=threads)[model]
             for name, each in seconds.items():
                 times, against = spread([1e3 * value for value in each]), ratio_of_medians(each, seconds[REFERENCE])
                 figures[f"{model}, {ranks} ranks: {name}"] = {"ms": times, f"times of {REFERENCE}": against}
                 shown = f"{against['ratio']:.3f} ({against['low']:.3f}-{against['high']:.3f})"
                 rows.append([model, ranks, name, f"{times['median']:.1f}", shown])
     header = ["model", "CPU ranks", "contender", "ms", f"times of {REFERENCE}"]
-    finish(options, facts, table(header, rows), {"steps": figures})
+    finish(options, facts, table(header, rows), {"launcher": options.launcher, "steps": figures})

@@ -37,7 +37,9 @@ class Stop:
 
     def __exit__(self, *error: object) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)
+            # Once asked, only the summary is left. One more Ctrl-C must not end it, nor Python's own end, by a signal.
+            ignored = self.asked and number == signal.SIGINT
+            signal.signal(number, signal.SIG_IGN if ignored else before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.times += 1
