@@ -122,6 +122,23 @@ def test_a_second_ctrl_c_ends_a_deaf_job_at_once(start: Started, submit: Submit,
     assert record.read_epochs(folder / "epochs.jsonl")
 
 
+@pytest.mark.parametrize(("asked", "said"), [(True, "summary\n"), (False, "")])
+def test_one_more_ctrl_c_while_the_summary_is_printed(asked: bool, said: str) -> None:
+    code = (
+        "import os, signal\nfrom hvdtrain.submit.stop import Stop\npress = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"with Stop():\n    {asked} and press()\npress()\nprint('summary')"
+    )
+    done = subprocess.run(
+        [command()[0], "-c", code],
+        capture_output=True,
+        text=True,
+        env=plain_environment(),
+        preexec_fn=heed_signals,
+        check=False,
+    )
+    assert (done.stdout, done.returncode == 0) == (said, asked), done.stderr
+
+
 def test_a_deaf_job_is_killed_after_the_grace(start: Started, room: Path) -> None:
     short_grace = (
         "import sys\nfrom hvdtrain.submit import attempt, cli\nattempt.GRACE_SECONDS = 0.5\nsys.exit(cli.main())"
