@@ -10,8 +10,7 @@
     broadcast    rank 0's state to all
     first step   compiling and making one
 
-Seconds are those of the slowest rank in each part. `--members 256` asks how long the meeting point needs to serve that many ranks,
-which are simulated by threads that speak its protocol.
+Seconds are those of the slowest rank in each part. For many ranks see `meeting.py`.
 """
 
 # ruff: noqa: E402  the clock starts before anything else is imported
@@ -24,11 +23,8 @@ BEGAN = time.time()
 import argparse
 import json
 import os
-import sys
-import threading
 from collections.abc import Callable
 from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -102,51 +98,11 @@ def on_cluster(options: argparse.Namespace, ranks: int, mpi: list[str]) -> dict[
     return dict(on_nodes(__file__, 2, ranks // 2, *arguments, mpi=mpi))
 
 
-def meeting(members: int) -> dict[str, float]:
-    """What Gloo's full mesh asks of the meeting point: each member puts its address and gets every other's."""
-    from hvdtrain.launch.rendezvous import Server
-
-    server = Server("127.0.0.1", lambda verb, message: {}, lambda rank: None)
-    address, failures = server.address, []
-
-    def member(number: int) -> None:
-        try:
-            connection = HTTPConnection(address.host, address.port, timeout=120)
-            connection.request("PUT", f"/{address.secret}/mesh/{number}", body=b"x" * 200)
-            connection.getresponse().read()
-            for other in range(members):
-                while True:
-                    connection.request("GET", f"/{address.secret}/mesh/{other}")
-                    answer = connection.getresponse()
-                    answer.read()
-                    if answer.status == 200:
-                        break
-                    time.sleep(0.01)
-            connection.close()
-        except OSError as error:
-            failures.append(f"member {number}: {error}")
-
-    threads = [threading.Thread(target=member, args=(number,)) for number in range(members)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began
-    server.close()
-    if failures:
-        sys.exit(f"{len(failures)} of {members} members failed; the first: {failures[0]}")
-    return {"seconds": seconds, "requests_per_s": members * (members + 1) / seconds}
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--ranks", default="2,4,8", help="numbers of ranks, with commas (default %(default)s)")
     made.add_argument("--framework", choices=("torch", "tensorflow"), default="torch", help="default %(default)s")
     made.add_argument("--cluster", action="store_true", help="under srun on a test cluster (needs root and SLURM)")
-    made.add_argument(
-        "--members", type=int, default=256, help="simulated members of a rendezvous (default %(default)s)"
-    )
     made.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--began", type=float, help=argparse.SUPPRESS)
     made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -156,7 +112,7 @@ def main() -> None:
         return
     in_cluster(options.cluster)
     if options.tiny:
-        options.ranks, options.rounds, options.members = "2", 1, 8
+        options.ranks, options.rounds = "2", 1
     facts, rows, figures = machine(), [], {}
     for ranks in map(int, options.ranks.split(",")):
         starts: dict[str, Callable[[], dict[str, float]]] = {
@@ -170,16 +126,9 @@ def main() -> None:
             total = spread([sum(each.values()) for each in results])
             figures[f"{ranks} ranks, {name}"] = {**parts, "total": total}
             rows.append([ranks, name, *(f"{parts[part]['median']:.2f}" for part in PARTS), f"{total['median']:.2f}"])
-    met = meeting(options.members)
     shown = table(["ranks", "over", *(f"{part} s" for part in PARTS), "all s"], rows)
-    shown += f"\n\n{options.members} members met in {met['seconds']:.2f} s ({met['requests_per_s']:,.0f} requests/s)"
     place = "two nodes of a test cluster" if options.cluster else "this machine"
-    content = {
-        "framework": options.framework,
-        "place": place,
-        "seconds": figures,
-        "meeting": {"members": options.members, **met},
-    }
+    content = {"framework": options.framework, "place": place, "seconds": figures}
     finish(options, facts, shown, content)
 
 

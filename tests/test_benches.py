@@ -23,6 +23,7 @@ TINY = {
     "gpu": ["--tiny"],
     "accuracy_by_ranks": ["--tiny"],
     "input_pipeline": ["--tiny"],
+    "meeting": ["--tiny"],
     "launchers": ["--ranks", "2", "--rounds", "1", "--epochs", "2"],
     "overheads": ["--steps", "40", "--width", "64"],
     "overheads_keras": ["--turns", "2", "--width", "32"],

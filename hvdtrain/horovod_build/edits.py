@@ -10,9 +10,9 @@ import hashlib
 from pathlib import Path
 
 from hvdtrain.horovod_build.edit import Edit, apply_edit
+from hvdtrain.horovod_build.meeting import MEETING
+from hvdtrain.horovod_build.mpi_ring import MPI_RING
 from hvdtrain.horovod_build.waits import WAITS
-
-TOKEN_VARIABLE = "HVDTRAIN_RENDEZVOUS_TOKEN"
 
 EDITS: tuple[Edit, ...] = (
     Edit(
@@ -24,30 +24,6 @@ EDITS: tuple[Edit, ...] = (
             "stall inspector, which loops over the ranks, never sees one: under Gloo it neither warns nor stops."
         ),
         feature="stall_inspector",
-    ),
-    Edit(
-        path="horovod/common/gloo/http_store.h",
-        old="""    url_prefix_ +=
-        "http://" + server_ip + ":" + std::to_string(port) + "/" + scope + "/";
-""",
-        new=f"""    url_prefix_ += "http://" + server_ip + ":" + std::to_string(port) + "/";
-    const char* token = std::getenv("{TOKEN_VARIABLE}");
-    if (token != nullptr && *token != '\\0') {{
-      url_prefix_ += std::string(token) + "/";
-    }}
-    url_prefix_ += scope + "/";
-""",
-        why=(
-            "The rendezvous server answers whoever can reach its port. With a secret as the first path component, "
-            "which only the ranks of one world are given, it can refuse everybody else."
-        ),
-        feature="rendezvous_token",
-    ),
-    Edit(
-        path="horovod/common/gloo/http_store.h",
-        old='#include "HTTPRequest.hpp"\n',
-        new='#include <cstdlib>\n#include <string>\n\n#include "HTTPRequest.hpp"\n',
-        why="std::getenv for the token.",
     ),
     Edit(
         path="horovod/torch/adapter_v2.h",
@@ -77,6 +53,8 @@ EDITS: tuple[Edit, ...] = (
             "error still reaches Python as HorovodInternalError; HOROVOD_LOG_LEVEL=info shows the line."
         ),
     ),
+    *MEETING,
+    *MPI_RING,
     *WAITS,
 )
 

@@ -42,11 +42,6 @@ _MPI_CALLS = (
 _OPERATIONS = "horovod/common/ops/mpi_operations.cc"
 #: What moves data.
 _MPI_DATA_CALLS = (
-    """MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
-                    mpi_context.GetMPIDataType(first_entry.tensor),
-                    mpiOp,
-                    mpi_context.GetMPICommunicator(Communicator::GLOBAL));
-""",
     """MPI_Allgatherv(sendbuf != nullptr ? sendbuf : MPI_IN_PLACE,
                           (int) total_num_elements,
                           dtype,
@@ -96,14 +91,12 @@ MPI_WAITS: tuple[Edit, ...] = (
     Edit(
         path="horovod/common/mpi/mpi_context.h",
         old="// Base class for managing MPI environment. Can be derived",
-        new="""// Starts an operation that does not block, and waits for its end: busy at first, then asleep.
-template <typename Start> int WaitAsleep(std::chrono::microseconds busy, Start start) {
-  MPI_Request request;
-  int code = start(&request);
+        new="""// Waits for the end of an operation that does not block: busy at first, then asleep.
+inline int WaitAsleep(std::chrono::microseconds busy, MPI_Request* request) {
   const auto begun = std::chrono::steady_clock::now();
-  int done = 0;
+  int code = MPI_SUCCESS, done = 0;
   while (code == MPI_SUCCESS) {
-    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
     if (done) break;
     if (std::chrono::steady_clock::now() - begun < busy) {
       std::this_thread::yield();
@@ -112,6 +105,13 @@ template <typename Start> int WaitAsleep(std::chrono::microseconds busy, Start s
     }
   }
   return code;
+}
+
+// Starts such an operation, and waits for its end.
+template <typename Start> int WaitAsleep(std::chrono::microseconds busy, Start start) {
+  MPI_Request request;
+  const int code = start(&request);
+  return code == MPI_SUCCESS ? WaitAsleep(busy, &request) : code;
 }
 constexpr std::chrono::microseconds kBusyInMessages(100);
 constexpr std::chrono::microseconds kBusyInData(2000);

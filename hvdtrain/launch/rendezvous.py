@@ -4,8 +4,9 @@ One HTTP server, bound to one address, alive for one run. Every path starts with
 (a file of mode 0600), so nobody else on the network is answered. Horovod's C++ client sends the secret because
 `hvdtrain build-horovod` teaches it to (see horovod_build.edits).
 
-    GET|PUT|DELETE /<secret>/<scope>/<key>     Gloo's store
-    POST           /<secret>/<verb>            control: the body and the answer are JSON objects (see control.py)
+    GET|PUT|DELETE /<secret>/<scope>/<key>                     Gloo's store (see store.py)
+    GET            /<secret>/<scope>/addresses/<rank>/<size>   what all others have put there for one rank
+    POST           /<secret>/<verb>                            control: JSON objects (see control.py)
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.launch.store import Store
 
 Message = dict[str, Any]
 
@@ -95,7 +98,7 @@ class _HTTPServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
-        self.store: dict[str, bytes] = {}
+        self.store = Store()
 
     def server_bind(self) -> None:
         # HTTPServer's own looks up the host's full name here: seconds on a node with slow DNS, and unused.
@@ -131,12 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         if (key := self._path()) is not None:
-            self.server.store[key] = self._body()
+            self.server.store.put(key, self._body())
             self._answer(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:
         if (key := self._path()) is not None:
-            self.server.store.pop(key, None)
+            self.server.store.delete(key)
             self._answer(HTTPStatus.OK)
 
     def do_POST(self) -> None:

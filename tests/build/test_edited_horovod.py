@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from hvdtrain.launch.rendezvous import Server
+from hvdtrain.launch.store import Store as OwnStore
 
 pytestmark = pytest.mark.ranks
 
@@ -57,13 +61,13 @@ def store() -> Iterator[Store]:
     server.server_close()
 
 
-def world(store: Store, program: str, size: int, **extra: str) -> list[str]:
+def world(port: int, program: str, size: int, **extra: str) -> list[str]:
     """The output of each rank of ``program``."""
     ranks = []
     for rank in range(size):
         place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1,
                  "HOSTNAME": "localhost", "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_IFACE": "lo", "CONTROLLER": "gloo",
-                 "GLOO_RENDEZVOUS_PORT": store.server_port, "CPU_OPERATIONS": "gloo"}  # fmt: skip
+                 "GLOO_RENDEZVOUS_PORT": port, "CPU_OPERATIONS": "gloo"}  # fmt: skip
         environment = {**os.environ, **{f"HOROVOD_{name}": str(value) for name, value in place.items()}, **extra}
         ranks.append(subprocess.Popen([sys.executable, "-c", program], env=environment, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT))  # fmt: skip
@@ -78,7 +82,7 @@ SUM = "import torch, horovod.torch as h; h.init(); print(h.allreduce(torch.ones(
 
 
 def test_every_request_carries_the_token(store: Store) -> None:
-    outputs = world(store, SUM, 2, HVDTRAIN_RENDEZVOUS_TOKEN="s3cret")
+    outputs = world(store.server_port, SUM, 2, HVDTRAIN_RENDEZVOUS_TOKEN="s3cret")
     assert [output.strip() for output in outputs] == ["2.0", "2.0"]
     assert store.asked
     assert [path for path in store.asked if not path.startswith("/s3cret/")] == []
@@ -92,7 +96,38 @@ if h.rank() == 1:
     time.sleep(4)
 h.allreduce(torch.ones(1), name="late")
 """
-    outputs = world(store, program, 2, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HVDTRAIN_RENDEZVOUS_TOKEN="")
+    outputs = world(store.server_port, program, 2, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HVDTRAIN_RENDEZVOUS_TOKEN="")
     assert "Missing ranks" in outputs[0]
     assert "1: [allreduce.late]" in outputs[0]
     assert all(path.startswith(("/global", "/local", "/cross")) for path in store.asked), "no token, no component"
+
+
+def test_a_rank_is_handed_the_addresses_of_all_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    given = OwnStore.get
+
+    def get(self: OwnStore, path: str) -> bytes | None:
+        value = given(self, path)
+        if value is not None:
+            asked.append(path)
+        return value
+
+    monkeypatch.setattr(OwnStore, "get", get)
+    program = """
+import torch, horovod.torch as h
+h.init()
+print(h.allgather(torch.tensor([h.rank()])).tolist(), h.allreduce(torch.ones(1), op=h.Sum).item())
+"""
+    server = Server("127.0.0.1", lambda verb, message: {}, lambda rank: None)
+    try:
+        token = server.address.secret
+        outputs = world(
+            server.address.port, program, 4, HVDTRAIN_RENDEZVOUS_TOKEN=token, HVDTRAIN_RENDEZVOUS_AT_ONCE="1"
+        )
+    finally:
+        server.close()
+    assert [output.strip() for output in outputs] == ["[0, 1, 2, 3] 4.0"] * 4
+    # In each mesh every rank once to see whether all are there, and once for the value.
+    meshes = {path.split("/")[0] for path in asked}
+    assert {"global", "local_localhost"} <= meshes
+    assert Counter(asked) == Counter({f"{mesh}/addresses/{rank}/4": 2 for mesh in meshes for rank in range(4)})
