@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from hvdtrain.horovod_build.edit import Edit
 
+#: Of a message: what arrived is added while the next one is on its way.
+SEGMENT_BYTES = 1 << 20
+
 _OPERATIONS = "horovod/common/ops/mpi_operations.cc"
 _CALL = """MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
                     mpi_context.GetMPIDataType(first_entry.tensor),
@@ -27,9 +30,9 @@ namespace common {
 
 namespace {
 
-// Bytes of a message: what arrived is added while the next one is on its way.
-constexpr int64_t kSegment = 1 << 20;
-// Bytes of a rank's piece below which fewer messages are faster than a ring.
+"""
+        + f"constexpr int64_t kSegment = {SEGMENT_BYTES};\n"
+        + """// Bytes of a rank's piece below which fewer messages are faster than a ring.
 constexpr int64_t kSmallestPiece = 32 << 10;
 constexpr int kRingTag = 1;
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import hvdtrain
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
+from hvdtrain.horovod_build.mpi_ring import SEGMENT_BYTES
 from hvdtrain.launch import network
 from hvdtrain.launch.control import Message
 from hvdtrain.launch.rendezvous import Address, Client, await_address
@@ -27,6 +28,10 @@ STALL_TIMEOUT_VARIABLE = "HVDTRAIN_STALL_TIMEOUT"
 RENDEZVOUS_DIR_VARIABLE = "HVDTRAIN_RENDEZVOUS_DIR"
 DEFAULT_CONNECT_TIMEOUT = 300.0
 DEFAULT_STALL_TIMEOUT = 300.0
+
+#: What Open MPI is told, unless the user did. A message over TCP that is larger than this limit asks before it is sent, and two
+#: ranks then send one after the other, at half the speed of the link. Pieces of gradients, and the header of their message, fit.
+OPEN_MPI = {f"OMPI_MCA_btl_tcp_{limit}": str(SEGMENT_BYTES + 4096) for limit in ("eager_limit", "rndv_eager_limit")}
 
 
 class LaunchError(UserError):

@@ -32,6 +32,7 @@ from hvdtrain.launch.preflight import (
     CONNECT_TIMEOUT_VARIABLE,
     DEFAULT_CONNECT_TIMEOUT,
     DEFAULT_STALL_TIMEOUT,
+    OPEN_MPI,
     STALL_TIMEOUT_VARIABLE,
     LaunchError,
     gloo_variables,
@@ -90,6 +91,8 @@ class Session:
                 return
         else:
             os.environ.update(HOROVOD_CONTROLLER="mpi", HOROVOD_CPU_OPERATIONS="mpi")
+            for name, value in OPEN_MPI.items():
+                os.environ.setdefault(name, value)
         if problem := own_problem(self.world, self._framework):
             raise LaunchError(problem, agreed=True)
 

@@ -21,6 +21,19 @@ def test_messages_arrive(launcher: str, ranks: int) -> None:
     assert f"{ranks} ranks agree" in ended.out
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "1052672"), ("70000", "70000")])
+def test_open_mpi_sends_pieces_of_gradients_unasked_unless_the_user_says_otherwise(
+    given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "OMPI_MCA_btl_tcp_eager_limit"
+    monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "settings.py"
+    script.write_text(f"import os\nimport hvdtrain.torch as ht\nht.init()\nprint('limit', os.environ[{name!r}])\n")
+    ended = run_world(2, script, options=["--launcher", "mpirun"])
+    assert ended.status == 0, ended.err
+    assert ended.out.count(f"limit {expected}") == 2, ended.out
+
+
 def test_ddp_leaves_before_the_interpreter_does() -> None:
     """Else a thread that gives back the last tensor may find no interpreter any more, and abort."""
     ended = run_world(3, JOB, "--strategy", "ddp", options=["--launcher", "local"])
