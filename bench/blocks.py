@@ -13,11 +13,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import chosen, finish, in_ranks, machine, parser, spread, table
+from turns import chosen, finish, in_ranks, machine, spread, step_parser, table
 
 BLOCK = 10
 REFERENCE = "hand-written"
@@ -118,13 +117,9 @@ def compare_steps(
         compare: in a rank: a model's entry in `models`, options -> what `take_turns` found.
         start: in a rank: starts Horovod, and returns the world.
     """
-    made = parser(description)
+    made = step_parser(description, "2")
     made.set_defaults(rounds=60)
-    made.add_argument("--ranks", default="2", help="numbers of ranks, with commas (default %(default)s)")
     made.add_argument("--launcher", default="auto", help="local for Gloo, mpirun for MPI (default %(default)s)")
-    made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
-    made.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.rank:
         world = start()
@@ -135,7 +130,7 @@ def compare_steps(
     if options.tiny:
         options.rounds, options.models, options.ranks = 2, "CNN", "2"
     facts, rows, figures = machine(), [], {}
-    words = ["--rank", "--rounds", options.rounds]
+    words = ["--rank", "all", "--rounds", options.rounds]
     for ranks in map(int, options.ranks.split(",")):
         threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // ranks))}
         for model in chosen(options, models):

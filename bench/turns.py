@@ -35,6 +35,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def step_parser(description: str | None, ranks: str) -> argparse.ArgumentParser:
+    """Of a bench of step times, by model and by number of `ranks`, which starts itself again as each rank."""
+    made = parser(description)
+    made.add_argument("--ranks", default=ranks, help="numbers of ranks, with commas (default %(default)s)")
+    made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
+    made.add_argument("--rank", help=argparse.SUPPRESS)
+    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    return made
+
+
 def machine() -> dict[str, Any]:
     """Date, processor, cores, memory in GB, load when it began, and the versions of what is measured."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -152,12 +162,7 @@ def compare_steps(
         rivals: those whose step times are divided by ours.
         rank: what a rank does; rank 0 writes {model: seconds of a step} to `options.out`.
     """
-    made = parser(description)
-    made.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas (default %(default)s)")
-    made.add_argument("--models", help="only those whose name holds one of these words, with commas, as CNN,MLP")
-    made.add_argument("--rank", help=argparse.SUPPRESS)
-    made.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = made.parse_args()
+    options = step_parser(description, "2,4").parse_args()
     if options.rank:
         rank(options)
         return

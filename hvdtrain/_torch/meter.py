@@ -26,8 +26,8 @@ class Meter:
         self._batches = 0
         self._finite = True
 
-    def add(self, loss: torch.Tensor, output: Any, target: Any, samples: int) -> None:
-        """One batch: its mean loss and what it was computed from; `samples` of it count."""
+    def add(self, loss: torch.Tensor, samples: int) -> None:
+        """The mean loss of one batch, of which `samples` count."""
         self._batches += 1
         if samples == 0:
             return
@@ -35,12 +35,17 @@ class Meter:
         on_cpu = not detached.is_cuda
         self._loss += float(detached) * samples if on_cpu else detached.double() * samples
         self.samples += samples
+        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
+            self._finite = math.isfinite(self._loss)
+
+    def add_hits(self, output: Any, target: Any, samples: int) -> None:
+        """Of the same batch, once it is convenient: what its loss was computed from."""
+        if samples == 0:
+            return
         self._classified = self._classified and _is_classification(output, target)
         if self._classified:
             hits = (output.detach().argmax(dim=1) == target).sum()
-            self._hits += int(hits) if on_cpu else hits
-        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
-            self._finite = math.isfinite(self._loss)
+            self._hits += hits if hits.is_cuda else int(hits)
 
     @property
     def finite(self) -> bool:
