@@ -9,7 +9,7 @@ AT_ONCE_VARIABLE = "HVDTRAIN_RENDEZVOUS_AT_ONCE"
 
 _AT_ONCE = (
     "Each rank asked for the list of addresses of each other one, twice, and for half of the host names, which nothing uses, each "
-    "time over a connection of its own: 256 ranks make 163,000 requests for one mesh, and rank 0 sends them 4.6 GB. Where the "
+    "time over a connection of its own: 256 ranks make 163,000 requests for one mesh, and rank 0 sends them 4.5 GB. Where the "
     "server is said to know how, a rank is now handed all that is meant for it at once."
 )
 
