@@ -16,6 +16,7 @@ from pathlib import Path
 import hvdtrain
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
+from hvdtrain.horovod_build.meeting import AT_ONCE_VARIABLE, TOKEN_VARIABLE
 from hvdtrain.horovod_build.mpi_ring import SEGMENT_BYTES
 from hvdtrain.launch import network
 from hvdtrain.launch.control import Message
@@ -182,8 +183,8 @@ def gloo_variables(world: World, address: Address, interface: str) -> dict[str, 
         "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address.host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(address.port),
-        "HVDTRAIN_RENDEZVOUS_TOKEN": address.secret,
-        "HVDTRAIN_RENDEZVOUS_AT_ONCE": "1",
+        TOKEN_VARIABLE: address.secret,
+        AT_ONCE_VARIABLE: "1",
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
     }
