@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 from turns import chosen, finish, in_ranks, machine, spread, step_parser, table
 
 BLOCK = 10
@@ -94,14 +95,16 @@ def _give_up(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)  # the others would wait for its turn to end
 
 
-def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """With the interval that holds 90 % of what rounds drawn with replacement give (percentile bootstrap, 2,000 draws)."""
-    pairs = np.array([ours, theirs])
-    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (2000, pairs.shape[1]))
-    medians = np.median(pairs[:, drawn], axis=2)
-    low, high = np.quantile(medians[0] / medians[1], [0.05, 0.95])
-    first, second = np.median(pairs, axis=1)
-    return {"ratio": float(first / second), "low": float(low), "high": float(high)}
+def times_of(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """How many times as long ours take, from what both took in each round of each start.
+
+    Two contenders with the same code differ by a percent or two for as long as their process lives, and rounds cannot show that. So
+    each start counts as one value, the ratio of its medians: given are their geometric mean, and its 90 % interval by Student's t.
+    """
+    logs = np.log([np.median(a) / np.median(b) for a, b in zip(ours, theirs, strict=True)])
+    reach = float(stdtrit(len(logs) - 1, 0.95) * logs.std(ddof=1) / np.sqrt(len(logs)))
+    ends = {"low": float(np.exp(logs.mean() - reach)), "high": float(np.exp(logs.mean() + reach))}
+    return {"ratio": float(np.exp(logs.mean())), **ends, "by start": [float(each) for each in np.exp(logs)]}
 
 
 def compare_steps(
@@ -118,7 +121,8 @@ def compare_steps(
         start: in a rank: starts Horovod, and returns the world.
     """
     made = step_parser(description, "2")
-    made.set_defaults(rounds=60)
+    made.set_defaults(rounds=20)
+    made.add_argument("--starts", type=int, default=6, help="of the ranks, two or more (default %(default)s)")
     made.add_argument("--launcher", default="auto", help="local for Gloo, mpirun for MPI (default %(default)s)")
     options = made.parse_args()
     if options.rank:
@@ -128,15 +132,22 @@ def compare_steps(
             options.out.write_text(json.dumps(found))
         return
     if options.tiny:
-        options.rounds, options.models, options.ranks = 2, "CNN", "2"
+        options.rounds, options.models, options.ranks, options.starts = 2, "CNN", "2", 2
+    if options.starts < 2:
+        made.error("--starts: two or more, for the interval comes from how they differ")
     facts, rows, figures = machine(), [], {}
     words = ["--rank", "all", "--rounds", options.rounds]
     for ranks in map(int, options.ranks.split(",")):
         threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // ranks))}
         for model in chosen(options, models):
-            seconds = in_ranks(script, ranks, options.launcher, *words, "--models", model, environ=threads)[model]
-            for name, each in seconds.items():
-                times, against = spread([1e3 * value for value in each]), ratio_of_medians(each, seconds[REFERENCE])
+            own = [*words, "--models", model]
+            starts = [
+                in_ranks(script, ranks, options.launcher, *own, environ=threads)[model] for _ in range(options.starts)
+            ]
+            took = {name: [each[name] for each in starts] for name in starts[0]}
+            for name, seconds in took.items():
+                times = spread([1e3 * value for each in seconds for value in each])
+                against = times_of(seconds, took[REFERENCE])
                 figures[f"{model}, {ranks} ranks: {name}"] = {"ms": times, f"times of {REFERENCE}": against}
                 shown = f"{against['ratio']:.3f} ({against['low']:.3f}-{against['high']:.3f})"
                 rows.append([model, ranks, name, f"{times['median']:.1f}", shown])

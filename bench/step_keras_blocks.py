@@ -1,6 +1,6 @@
 """A step of Keras 3 on TensorFlow beside a hand-written one, on a machine whose speed drifts from second to second.
 
-    python bench/step_keras_blocks.py --rounds 60 --json bench/results/step_keras_blocks.json
+    python bench/step_keras_blocks.py --ranks 2,4 --json bench/results/step_keras_blocks.json
 
 The contenders are threads of the same ranks and take turns every ten steps (`blocks.py`):
 
@@ -10,7 +10,7 @@ The contenders are threads of the same ranks and take turns every ten steps (`bl
     hand-written again  the same once more: what of a difference is noise
     hand, fit           the same tape in the `train_step` of a model, and `model.fit`
 
-Printed are medians, and their ratio to that of hand-written with a 90 % interval: above 1 is slower.
+Printed are medians, and their ratio to that of hand-written over all starts, with a 90 % interval: above 1 is slower.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A step of PyTorch beside hand-written ones, on a machine whose speed drifts from second to second.
 
-    python bench/step_torch_blocks.py --ranks 2,4 --rounds 60 --json bench/results/step_torch_blocks.json
+    python bench/step_torch_blocks.py --ranks 2,4 --models CNN,MLP --json bench/results/step_torch_blocks.json
 
 The contenders are threads of the same ranks, which talk over what `auto` picks, and take turns every ten steps (`blocks.py`):
 
@@ -9,7 +9,7 @@ The contenders are threads of the same ranks, which talk over what `auto` picks,
     hand-written again  the same once more: what of a difference is noise
 
 DDP is compared in processes of its own (`step_torch.py`): beside Horovod in one process it takes longer than there.
-Printed are medians, and their ratio to that of hand-written with a 90 % interval: above 1 is slower.
+Printed are medians, and their ratio to that of hand-written over all starts, with a 90 % interval: above 1 is slower.
 """
 
 from __future__ import annotations

@@ -33,6 +33,29 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
+class _Distributed:
+    """A further optimizer from `distribute`, whose rates follow the number of ranks too."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        synchronizer = synchronizer_of(self._optimizer)
+        return {"optimizer": self._optimizer.state_dict(), "synchronizer": synchronizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        synchronizer_of(self._optimizer).resume(state["synchronizer"])
+
+
+def _as_kept(state: Stateful) -> Stateful:
+    if isinstance(state, nn.Module):
+        return plain(state)  # its names do not depend on the strategy
+    if isinstance(state, Optimizer) and hasattr(state, "hvdtrain"):
+        return _Distributed(state)
+    return state
+
+
 class AgreedCheckpointError(CheckpointError):
     """Rank 0 could not read or write; all ranks raise it."""
 
@@ -52,7 +75,8 @@ class Checkpoints:
         loader: of training batches, to go on in the middle of an epoch.
         folder: None for `checkpoints` in the run folder; without one, `save` and `resume` do nothing.
         keep: how many of the newest to keep, besides the best.
-        states: schedulers, a GradScaler, ..., by name: all that has `state_dict` and `load_state_dict`.
+        states: schedulers, a GradScaler, further models and optimizers, ..., by name: all that has `state_dict` and
+            `load_state_dict`.
         watch: from now on a signal sets a flag only, which `stop_if_asked` looks at; False where something else does.
     """
 
@@ -75,7 +99,7 @@ class Checkpoints:
         self._optimizer = optimizer
         self._synchronizer = synchronizer_of(optimizer)
         self._loader = loader
-        self._states = dict(states or {})
+        self._states = {name: _as_kept(state) for name, state in (states or {}).items()}
         if watch:
             _watch()
         self.partials: list[dict[str, Any]] = []

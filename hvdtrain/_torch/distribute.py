@@ -9,7 +9,9 @@ step waits for all of them.
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
+import weakref
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -28,6 +30,10 @@ from hvdtrain.errors import UserError
 
 #: Steps between two comparisons of the replicas.
 CHECK_EVERY = 200
+#: Numbers the calls of `distribute`: all ranks make the same.
+_calls = itertools.count(1)
+#: What `distribute` has wrapped, by the id of the plain model, which the wrapper keeps alive.
+_wrappers: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
 
 Model = TypeVar("Model", bound=nn.Module)
 SomeOptimizer = TypeVar("SomeOptimizer", bound=Optimizer)
@@ -45,6 +51,9 @@ def distribute(
     check_replicas_every: int = CHECK_EVERY,
 ) -> tuple[Model, SomeOptimizer]:
     """Start every rank from rank 0's state, and make `optimizer.step()` use gradients averaged over all ranks.
+
+    Call it once for each optimizer, in the same order on all ranks. A parameter is averaged for the one that got it last: so the
+    second phase of a fine-tuning may begin with a new optimizer, and an earlier one that still holds it makes no further step.
 
     Args:
         model: on this rank's device; parameters and buffers are overwritten with rank 0's.
@@ -64,7 +73,8 @@ def distribute(
     Raises:
         UserError: an optimizer that cannot be synchronised, or one that is wrapped already.
     """
-    _refuse(model, optimizer)
+    plain = _plain(model)
+    _refuse(plain, optimizer)
     _refuse_options(warmup_epochs, warmup_steps, compression, check_replicas_every)
     place = world()
     name = type(optimizer).__name__
@@ -77,17 +87,16 @@ def distribute(
     base_rates = [float(group["lr"]) for group in optimizer.param_groups]
     if place.rank == 0 and (warning := rates.check(name, max(base_rates), place.size)):
         print(f"warning: {warning}", file=sys.stderr)
+    names = _names(plain, optimizer)
     if place.size > 1:
-        _broadcast(model, optimizer)
+        _broadcast(plain, optimizer, names)
     scaling = rates.scale(rule, place.size)
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * scaling
-    ddp = _wrapped(model) if strategy() == "ddp" and place.size > 1 else None
-    # torch.compile puts a word of its own before every name.
-    names = {parameter: key.replace("_orig_mod.", "") for key, parameter in model.named_parameters()}
+    ddp = _wrapped(plain) if strategy() == "ddp" and place.size > 1 else None
     synchronizer = Synchronizer(
         optimizer,
-        Exchange(names, sparse_parameters(model, optimizer), compression),
+        Exchange(names, sparse_parameters(plain, optimizer), f"optimizer {next(_calls)}", compression),
         rule,
         base_rates,
         scaling,
@@ -104,7 +113,7 @@ def distribute(
     if place.rank == 0:
         warmup = {"warmup_steps": warmup_steps} if warmup_steps else {"warmup_epochs": warmup_epochs}
         record.note(lr_rule=rule, lr=base_rates[0] * scaling, compression=compression, **warmup)
-    return (model if ddp is None else ddp), optimizer  # type: ignore[return-value]
+    return (plain if ddp is None else ddp), optimizer  # type: ignore[return-value]
 
 
 def synchronize(optimizer: Optimizer) -> None:
@@ -185,22 +194,51 @@ def _refuse_adascale(optimizer_name: str) -> None:
         )
 
 
+def _plain(model: nn.Module) -> nn.Module:
+    """Without what an earlier call has wrapped around it."""
+    if isinstance(model, DistributedDataParallel) and _wrappers.get(id(model.module)) is model:
+        inner: nn.Module = model.module
+        return inner
+    return model
+
+
+def _names(model: nn.Module, optimizer: Optimizer) -> dict[nn.Parameter, str]:
+    """Of all parameters, the same on every rank; the optimizer may have some that are not the model's."""
+    # torch.compile puts a word of its own before every name.
+    names = {parameter: key.replace("_orig_mod.", "") for key, parameter in model.named_parameters()}
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = [parameter for parameter in own if parameter not in names]
+    if strangers and strategy() == "ddp":
+        raise UserError(
+            f"{len(strangers)} of {len(own)} parameters of the optimizer are not the model's, and DDP averages those of the model: "
+            'give distribute() a model that holds all of them, or take strategy "horovod"'
+        )
+    return names | {parameter: f"unnamed.{number}" for number, parameter in enumerate(strangers)}
+
+
 def _wrapped(model: nn.Module) -> DistributedDataParallel:
-    """In DDP as it is used by most; buffers stay each rank's own, as with Horovod."""
+    """In DDP as it is used by most; buffers stay each rank's own, as with Horovod. DDP looks once at what is to be trained."""
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    before = _wrappers.get(id(model))
+    if before is not None and before.hvdtrain == trained:
+        return before
     device = None if world().device == "cpu" else [torch.device(world().device)]
     parameters = inspect.signature(DistributedDataParallel).parameters
     # torch 2.12 gave it another name.
     flag = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-    return DistributedDataParallel(model, device_ids=device, **{flag: False})  # type: ignore[arg-type]
+    wrapper = DistributedDataParallel(model, device_ids=device, **{flag: False})  # type: ignore[arg-type]
+    wrapper.hvdtrain = trained  # type: ignore[assignment]
+    _wrappers[id(model)] = wrapper
+    return wrapper
 
 
-def _broadcast(model: nn.Module, optimizer: Optimizer) -> None:
+def _broadcast(model: nn.Module, optimizer: Optimizer, names: dict[nn.Parameter, str]) -> None:
     """Overwrite the state of every rank with rank 0's.
 
     The optimizer's state goes as one object: Horovod's `broadcast_optimizer_state` would take a real step to create
     it, which moves weights, and would skip the learning rate of a stateless SGD.
     """
-    broadcast_tensors({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    broadcast_tensors({**{name: tensor for tensor, name in names.items()}, **dict(model.named_buffers())})
     state = from_rank_zero(optimizer.state_dict() if world().rank == 0 else None)
     if world().rank != 0:
         optimizer.load_state_dict(state)

@@ -39,6 +39,7 @@ class Exchange:
 
     Attributes:
         names: of the parameters, the same on every rank.
+        label: tells its messages from those of other optimizers, which may be under way at the same time.
         sparse: parameters whose gradients stay sparse.
         compression: "fp16" sends single and double precision as half.
         measure: add up `local_square` while sending.
@@ -47,6 +48,7 @@ class Exchange:
 
     names: dict[nn.Parameter, str]
     sparse: set[nn.Parameter]
+    label: str
     compression: str = "none"
     measure: bool = False
     local_square: torch.Tensor | float = 0.0
@@ -85,7 +87,7 @@ class Exchange:
             self.local_square = self.local_square + torch.linalg.vector_norm(values.detach()).double() ** 2
         if numbers is not None:
             self._tell([1.0] * (len(self._in_flight) + 1), numbers)
-        name = f"gradient.{self.names[parameter]}"
+        name = f"{self.label}.gradient.{self.names[parameter]}"
         if gradient.is_sparse:
             wire = self._wire(gradient.values())
             flights = [
@@ -132,7 +134,7 @@ class Exchange:
         """In the form of a gradient, so that Horovod fuses it with the last of them."""
         local = float(self.local_square) if self.measure else 0.0
         message = torch.tensor([*present, *numbers, local], dtype=torch.float32)
-        self._told = collectives().start_allreduce(message, "step", average=True)
+        self._told = collectives().start_allreduce(message, f"{self.label}.step", average=True)
         return self._told
 
     def _wire(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from hvdtrain.errors import UserError
 
 #: Number of the signal that all ranks stop for; 0 until they agreed on one.
 _agreed_stop = 0
+#: Of all optimizers, so that a parameter is averaged for one of them only.
+_attached: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
 
 
 def agreed_stop() -> int:
@@ -49,7 +52,7 @@ def own_stop() -> list[float]:
     return [float(asked == number) for number in stop.SIGNALS]
 
 
-@dataclass
+@dataclass(eq=False)
 class Synchronizer:
     """What `distribute` adds to an optimizer; found again as `optimizer.hvdtrain`.
 
@@ -95,7 +98,9 @@ class Synchronizer:
     origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
     _local_only: bool = False
-    _hooked: set[nn.Parameter] = field(default_factory=set)
+    #: Parameters whose gradients are averaged for this optimizer, and what removes the hook.
+    _hooked: dict[nn.Parameter, Any] = field(default_factory=dict)
+    _lost: set[nn.Parameter] = field(default_factory=set)
     _scheduled_rates: list[Any] = field(default_factory=list)
 
     def attach(self) -> None:
@@ -105,15 +110,41 @@ class Synchronizer:
         self.optimizer.register_step_pre_hook(self._before_step)
         self.optimizer.register_step_post_hook(self._after_step)
         self.exchange.measure = self.adascale is not None
+        _attached.add(self)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def _hook(self, parameter: nn.Parameter) -> None:
-        if world().size > 1 and self.ddp is None:
-            parameter.register_post_accumulate_grad_hook(self._ready)
-        self._hooked.add(parameter)
+        for other in list(_attached):
+            if other is not self:
+                other._let_go(parameter)
+        averaged_here = world().size > 1 and self.ddp is None
+        self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._ready) if averaged_here else None
         self.exchange.names.setdefault(parameter, f"unnamed.{len(self.exchange.names)}")
+
+    def _let_go(self, parameter: nn.Parameter) -> None:
+        """Another optimizer trains `parameter` from now on, as in the second phase of a fine-tuning."""
+        if parameter not in self._hooked:
+            return
+        if self.exchange.started(parameter):
+            raise UserError(
+                f"the average of the gradient of {self.exchange.names[parameter]} is under way for another optimizer: call "
+                "distribute() before backward(), or after the step"
+            )
+        hook = self._hooked.pop(parameter)
+        if hook is not None:
+            hook.remove()
+        self._lost.add(parameter)
+
+    def _refuse_lost(self) -> None:
+        lost = [self.exchange.names[parameter] for parameter in self._parameters() if parameter in self._lost]
+        if lost:
+            others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            raise UserError(
+                f"{lost[0]}{others} of this {type(self.optimizer).__name__} were given to another optimizer, by a later "
+                "distribute(): gradients are averaged for one optimizer only. Step the later one, or leave these out of it"
+            )
 
     @property
     def stop_agreed(self) -> bool:
@@ -147,6 +178,8 @@ class Synchronizer:
         Averaging what was averaged before does no harm, so every call does it: a rank that has no gradient in this step cannot
         tell whether the others have.
         """
+        if self._lost:
+            self._refuse_lost()
         numbers = self._numbers()
         if world().size > 1:
             with self.clock.phase("allreduce"):
@@ -194,7 +227,7 @@ class Synchronizer:
 
     def _completes(self, parameter: nn.Parameter) -> bool:
         """The gradient of `parameter` is the last one of the step, and every parameter has one."""
-        return self.exchange.under_way + 1 == len(self._hooked) and self._hooked == set(self._parameters())
+        return self.exchange.under_way + 1 == len(self._hooked) and self._hooked.keys() == set(self._parameters())
 
     def _numbers(self) -> list[float]:
         """That all ranks learn the sums of in this step, shape (4,)."""

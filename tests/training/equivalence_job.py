@@ -13,7 +13,7 @@ import torch
 
 import hvdtrain.torch as ht
 from hvdtrain._torch.start import gather_objects
-from tests.training import equivalence_fit, equivalence_steps
+from tests.training import equivalence_fit, equivalence_optimizers, equivalence_steps
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     histories = {}
     if not options.cases:
         fitted, histories = equivalence_fit.run(options.union, world, options.strategy)
-        ended |= fitted
+        ended |= fitted | equivalence_optimizers.run(options.union, world, options.strategy)
     # DDP and torch.compile put words before the names.
     plain = {
         case: {key.replace("module.", "").replace("_orig_mod.", ""): value for key, value in state.items()}
