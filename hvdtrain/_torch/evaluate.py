@@ -39,8 +39,7 @@ def evaluate(
                 with precision.autocast():
                     output = model(input)
                     value = loss(output, target)
-                meter.add(value, len(target))
-                meter.add_hits(output, target, len(target))
+                meter.add(value, output, target, len(target))
                 session().progress("validation")
     finally:
         model.train(was_training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvdtrain._torch.start import sum_over_ranks
@@ -13,6 +14,7 @@ from hvdtrain.errors import UserError
 
 # Reading a number from a GPU waits for it, so there it is looked at only every so many batches.
 _GPU_LOOKS_EVERY = 20
+_NUMPY_HAS = (torch.float32, torch.float64, torch.float16)
 
 
 class Meter:
@@ -26,8 +28,8 @@ class Meter:
         self._batches = 0
         self._finite = True
 
-    def add(self, loss: torch.Tensor, samples: int) -> None:
-        """The mean loss of one batch, of which `samples` count."""
+    def add(self, loss: torch.Tensor, output: Any, target: Any, samples: int) -> None:
+        """One batch, of which `samples` count: its mean loss, and what that was computed from."""
         self._batches += 1
         if samples == 0:
             return
@@ -35,17 +37,11 @@ class Meter:
         on_cpu = not detached.is_cuda
         self._loss += float(detached) * samples if on_cpu else detached.double() * samples
         self.samples += samples
-        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
-            self._finite = math.isfinite(self._loss)
-
-    def add_hits(self, output: Any, target: Any, samples: int) -> None:
-        """Of the same batch, once it is convenient: what its loss was computed from."""
-        if samples == 0:
-            return
         self._classified = self._classified and _is_classification(output, target)
         if self._classified:
-            hits = (output.detach().argmax(dim=1) == target).sum()
-            self._hits += hits if hits.is_cuda else int(hits)
+            self._hits += _hits(output.detach(), target)
+        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
+            self._finite = math.isfinite(self._loss)
 
     @property
     def finite(self) -> bool:
@@ -89,3 +85,12 @@ def _is_classification(output: Any, target: Any) -> bool:
         and target.ndim == 1
         and not target.is_floating_point()
     )
+
+
+def _hits(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor | int:
+    """How many rows are largest where they should be."""
+    if output.is_cpu and target.is_cpu and output.dtype in _NUMPY_HAS:
+        # Up to 17 times as fast as torch on one core (256 rows of 1,000), and the first of equals there too.
+        return int(np.count_nonzero(output.numpy().argmax(axis=1) == target.numpy()))
+    hits = (output.argmax(dim=1) == target).sum()
+    return hits if hits.is_cuda else int(hits)

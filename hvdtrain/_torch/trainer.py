@@ -149,7 +149,7 @@ class Trainer:
         with clock.phase("forward"), self.precision.autocast():
             output = self.model(input)
             value = self.loss(output, target)
-        self._meter.add(value, train.samples)
+        self._meter.add(value, output, target, train.samples)
         self.precision.tell(self.synchronizer)
         measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
         if last:
@@ -158,7 +158,6 @@ class Trainer:
         weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
         with clock.phase("backward"), nullcontext() if last else self.synchronizer.no_sync():
             self.precision.scaled(value * weight if weight != 1.0 else value).backward()
-        self._meter.add_hits(output, target, train.samples)  # while the gradients travel
         if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
             group.first_square = self.synchronizer.square_norm()
 

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import hvdtrain.torch as ht
 from hvdtrain import lr, record
+from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.replicas import digest
 from hvdtrain.errors import UserError
 from hvdtrain.noise import NoiseScale
@@ -109,6 +110,22 @@ def test_a_digest_shows_any_change() -> None:
     # Also where memory is not aligned, and for the last odd bytes.
     assert torch.equal(digest(torch.arange(-1.0, 1000.0)[1:]), digest(value))
     assert not torch.equal(digest(torch.tensor([1, 2, 3], dtype=torch.uint8)), digest(torch.tensor([1, 2, 4]).byte()))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_hits_are_those_of_torch(kind: torch.dtype) -> None:
+    """Of equals the first counts, and no number is larger than any."""
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randint(0, 5, (200, 7), generator=generator).to(kind)
+    output[3, 4] = output[9, 0] = output[9, 5] = float("nan")
+    target = torch.randint(0, 7, (200,), generator=generator)
+    target[3], target[9] = 4, 0
+    meter = Meter()
+    meter.add(torch.tensor(0.5), output.requires_grad_(), target, 200)
+    assert meter.over_ranks() == (0.5, int((output.argmax(dim=1) == target).sum()) / 200, 200)
+    meter.add(torch.tensor(0.5), output[:0], target[:0], 0)
+    meter.add(torch.tensor(1.0), torch.zeros(3, 2), torch.zeros(3), 3)
+    assert meter.over_ranks()[1:] == (None, 203), "targets that are no classes"
 
 
 def test_the_noise_scale_of_gradients_that_are_known() -> None:
