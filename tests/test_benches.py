@@ -39,7 +39,7 @@ TINY = {
 #: Benches that print and write in a form of their own.
 OWN_FORM = {"accuracy_by_ranks", "input_pipeline"}
 #: Not benches: what they share, and those tested elsewhere.
-OTHERS = {"backtest", "blocks", "gpu_parts", "input_contenders", "rivals", "stability", "turns"}
+OTHERS = {"backtest", "blocks", "gpu_parts", "input_contenders", "pictures", "rivals", "stability", "turns"}
 
 
 @pytest.mark.ranks
@@ -62,6 +62,18 @@ def test_bench(name: str, tmp_path: Path) -> None:
     if "--tiny" in words and name not in OWN_FORM:
         assert "the numbers mean nothing" in done.stdout
         assert numbers["tiny"] is True
+
+
+def test_pictures_show_the_results_that_are_kept(tmp_path: Path) -> None:
+    """Or somebody has renewed numbers without `python bench/pictures.py`."""
+    command = [sys.executable, str(BENCH / "pictures.py"), "--into", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert drawn.keys() == kept.keys()
+    assert [name for name in drawn if drawn[name] != kept[name]] == []
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert [name for name in drawn if f"](pictures/{name})" not in page] == []
 
 
 def test_no_bench_is_left_out() -> None:

@@ -150,6 +150,12 @@ def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
         raise UserError(
             f"the model is wrapped by {type(model).__name__}; give distribute() the plain model (model.module)"
         )
+    lazy = [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]
+    if lazy:
+        raise UserError(
+            f"{lazy[0]} has no shape yet (a lazy module): pass one batch through the model before distribute(), and make the "
+            "optimizer after that"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError(
             "LBFGS evaluates the loss a different number of times on each rank, so it cannot be synchronised"

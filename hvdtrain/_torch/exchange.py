@@ -82,6 +82,9 @@ class Exchange:
                 gradient = parameter.grad = gradient.to_sparse(1)
             gradient = parameter.grad = gradient.coalesce()
         assert gradient is not None
+        if gradient.is_conj() or gradient.is_neg():
+            # In memory the numbers still have the other sign, and Horovod sends what is in memory.
+            gradient = parameter.grad = gradient.resolve_conj().resolve_neg()
         if self.measure:
             values = gradient.values() if gradient.is_sparse else gradient
             self.local_square = self.local_square + torch.linalg.vector_norm(values.detach()).double() ** 2
@@ -138,7 +141,8 @@ class Exchange:
         return self._told
 
     def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In a form that can travel, the tensor itself where it can."""
+        """In a form that can travel, the tensor itself where it can. The parts of complex numbers add up by themselves."""
+        tensor = _parts(tensor)
         if self.compression == "fp16" and tensor.dtype in (torch.float32, torch.float64):
             return tensor.half()
         # bfloat16 reaches further than half precision, so it goes as single even when half is asked for.
@@ -154,11 +158,17 @@ class Exchange:
             )
         if flight.gradient.is_sparse:
             indices, values = landed
-            mean = values.to(parameter.dtype) / world().size
+            values = values.to(_parts(flight.gradient.values()).dtype) / world().size
+            mean = torch.view_as_complex(values) if parameter.is_complex() else values
             shape = tuple(parameter.shape)
             parameter.grad = torch.sparse_coo_tensor(indices.t(), mean, shape, check_invariants=False).coalesce()
-        elif flight.wire is not flight.gradient:
-            flight.gradient.copy_(flight.wire)
+        elif flight.wire.data_ptr() != flight.gradient.data_ptr():
+            _parts(flight.gradient).copy_(flight.wire)
+
+
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    """Real and imaginary parts along a last dimension, in the same memory; a tensor that is not complex as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _empty_sparse(parameter: nn.Parameter) -> torch.Tensor:

@@ -31,14 +31,18 @@ def main() -> None:
         ended |= fitted | equivalence_optimizers.run(options.union, world, options.strategy)
     # DDP and torch.compile put words before the names.
     plain = {
-        case: {key.replace("module.", "").replace("_orig_mod.", ""): value for key, value in state.items()}
+        case: {key.replace("module.", "").replace("_orig_mod.", ""): _doubles(value) for key, value in state.items()}
         for case, state in ended.items()
     }
-    sums = {case: [tensor.double().sum().item() for tensor in state.values()] for case, state in plain.items()}
+    sums = {case: [tensor.sum().item() for tensor in state.values()] for case, state in plain.items()}
     differing = [case for case in sums if any(each[case] != sums[case] for each in gather_objects(sums))]
     if world.rank == 0:
-        torch.save({case: {key: v.double() for key, v in state.items()} for case, state in plain.items()}, options.out)
+        torch.save(plain, options.out)
         options.out.with_suffix(".json").write_text(json.dumps({"differing": differing, "histories": histories}))
+
+
+def _doubles(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch.optim import ASGD, SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSpr
 from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
-from tests.training.scenarios import Branching, Words, perceptron, samples, texts
+from tests.training.scenarios import Branching, Spectral, Words, perceptron, samples, texts
 
 State = dict[str, torch.Tensor]
 Build = tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimizer], int]
@@ -24,6 +24,7 @@ HOROVOD_ONLY = {
     "sparse_adam": "the same: a rank without a lookup", "sparse_sgd": "the same", "sparse_adagrad": "the same",
     "compressed": "needs a communication hook",
     "compressed_bfloat16": "needs a communication hook",
+    "compressed_complex": "needs a communication hook",
 }  # fmt: skip
 
 
@@ -54,6 +55,8 @@ SCENARIOS: dict[str, Build] = {
     "bfloat16_on_the_wire": (lambda: perceptron().bfloat16(), lambda m: SGD(m.parameters(), lr=0.1), 96),
     "compressed": (perceptron, _sgd, 96),
     "compressed_bfloat16": (lambda: perceptron().bfloat16(), lambda m: SGD(m.parameters(), lr=0.1), 96),
+    "complex": (Spectral, _sgd, 96),
+    "compressed_complex": (Spectral, _sgd, 96),
     "compiled": (_compiled, _sgd, 96),
     "sparse_adam": (Words, lambda m: SparseAdam(list(m.parameters()), lr=0.05), 90),
     "sparse_sgd": (Words, lambda m: SGD(m.parameters(), lr=0.5), 90),
@@ -68,7 +71,11 @@ def _train(name: str, union: int, world: Any) -> State:
     model = build()
     compression = "fp16" if name.startswith("compressed") else "none"
     model, optimizer = ht.distribute(model, optimizer_for(model), lr_rule="none", compression=compression)
-    data: TensorDataset = texts(n, 7) if name.startswith("sparse") else samples(n, 7, next(model.parameters()).dtype)
+    data: TensorDataset = (
+        texts(n, 7)
+        if name.startswith("sparse")
+        else samples(n, 7, next(p.dtype for p in model.parameters() if not p.is_complex()))
+    )
     loader = ht.loader(data, union // world.size, seed=3)
     loss = nn.CrossEntropyLoss()
     for _ in range(2):

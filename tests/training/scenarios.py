@@ -44,6 +44,21 @@ class Words(nn.Module):
         return output
 
 
+class Spectral(nn.Module):
+    """A filter of complex numbers, whose gradient is one of them conjugated, and a scale without a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.rand(()) + 0.5)
+        self.output = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filtered: torch.Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.filter.conj(), n=8) * self.scale
+        output: torch.Tensor = self.output(filtered)
+        return output
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, CLASSES))
 

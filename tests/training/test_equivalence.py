@@ -24,6 +24,7 @@ TOLERANCE = {
     **dict.fromkeys(("sparse_adam", "sparse_sgd", "sparse_adagrad", "fit_sync_batch_norm"), 1e-5),
     "double": 1e-12,
     "compressed": 2e-3,
+    "compressed_complex": 2e-3,
     "fit_fp16": 3e-3,
     **dict.fromkeys(("bfloat16_on_the_wire", "compressed_bfloat16", "fit_bf16"), 3e-2),
 }

@@ -186,6 +186,11 @@ def test_wrong_options_of_distribute_say_what_is_legal() -> None:
     refused('compression="fp8" is not one of none, fp16', compression="fp8")
     refused("adascale.* is for SGD", torch.optim.AdamW, lr_rule="adascale")
     refused("check_replicas_every=-1", check_replicas_every=-1)
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(
+        UserError, match=r"0\.weight has no shape yet .* pass one batch through the model before distribute"
+    ):
+        ht.distribute(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
     with pytest.raises(UserError, match='strategy="dpp" is not one of horovod, ddp, single; did you mean "ddp"'):
         ht.init("dpp")
     with pytest.raises(UserError, match="a process has one world"):
