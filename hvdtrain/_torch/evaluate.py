@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from hvdtrain._torch.batch_norm import average_statistics
 from hvdtrain._torch.loader import ValidationLoader
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.precision import Precision
+from hvdtrain._torch.rows import samples_of
 from hvdtrain._torch.start import session, world
 
 
@@ -39,7 +40,7 @@ def evaluate(
                 with precision.autocast():
                     output = model(input)
                     value = loss(output, target)
-                meter.add(value, output, target, len(target))
+                meter.add(value, output, target, samples_of(target))
                 session().progress("validation")
     finally:
         model.train(was_training)
@@ -48,10 +49,20 @@ def evaluate(
 
 
 def moved(batch: Any, device: str) -> tuple[Any, Any]:
-    """Input and target of a batch, on the device where they are tensors."""
+    """Input and target of a batch on the device, as deep as they are made of tensors."""
     input, target = batch
     return _moved(input, device), _moved(target, device)
 
 
 def _moved(value: Any, device: str) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if hasattr(value, "to"):  # packed sequences, graphs and the like know themselves how to
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _moved(entry, device) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [_moved(entry, device) for entry in value]
+        # A named tuple takes its fields one by one.
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return value

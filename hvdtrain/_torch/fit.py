@@ -54,7 +54,7 @@ def fit(
         model: from `distribute`.
         optimizer: from `distribute`.
         loss: of (output, target), the mean over the batch (reduction="mean", the default in torch).
-        train: from `loader`; gives (input, target).
+        train: from `loader`; gives (input, target), each a tensor, or a tuple, list or dictionary of them for model and loss.
         validation: from `validation_loader`; gives (input, target).
         epochs: how many, at least 1; those trained before an interruption count.
         precision: "fp32", or autocast to "bf16", or to "fp16" with loss scaling.

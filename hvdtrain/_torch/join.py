@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvdtrain._torch.collectives import Flight
-from hvdtrain._torch.rows import at_once
+from hvdtrain._torch.rows import at_once, samples_of
 from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
 from hvdtrain.data.shard import epoch_order
@@ -80,7 +80,7 @@ class JoinLoader:
         upcoming = next(own, None)
         flight = self._tell(upcoming)
         while total := self._told(flight, upcoming):
-            current, samples = upcoming, _samples(upcoming)
+            current, samples = upcoming, samples_of(upcoming)
             if current is None:
                 current = last
             if current is None:
@@ -99,13 +99,13 @@ class JoinLoader:
         """Begin to tell the others how many samples this rank brings to the next step."""
         if world().size == 1:
             return None
-        count = torch.tensor([float(_samples(batch))], dtype=torch.float64)
+        count = torch.tensor([float(samples_of(batch))], dtype=torch.float64)
         return collectives().start_allreduce(count, "samples of the next step", average=False)
 
     def _told(self, flight: Flight | None, batch: Any) -> int:
         """Samples of all ranks in the next step."""
         if flight is None:
-            return _samples(batch)
+            return samples_of(batch)
         with session().waiting():
             return int(collectives().wait(flight).item())
 
@@ -140,13 +140,6 @@ class JoinLoader:
         if states[0]["consumed"]:
             return f"the ranks' data is shared out anew, so epoch {self.epoch} begins again"
         return ""
-
-
-def _samples(batch: Any) -> int:
-    """Of a batch as the collate function made it: the length of its first tensor."""
-    while isinstance(batch, (list, tuple, dict)):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch), None)
-    return 0 if batch is None else len(batch)
 
 
 def _nothing() -> UserError:

@@ -1,8 +1,8 @@
-"""Batches of a `TensorDataset`, gathered at once: torch's loader takes sample by sample and stacks them."""
+"""Batches: those of a `TensorDataset` gathered at once (torch's loader takes sample by sample and stacks them), and their size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,13 @@ def at_once(dataset: Dataset[Any], options: dict[str, Any]) -> tuple[Dataset[Any
     if options.get("collate_fn") is not None or not are_in(dataset):
         return dataset, options
     return Rows(dataset), {**options, "collate_fn": _unchanged}
+
+
+def samples_of(batch: Any) -> int:
+    """How many a batch holds, as the collate function made it: the length of its first tensor."""
+    while isinstance(batch, (list, tuple, Mapping)):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch), None)
+    return 0 if batch is None else len(batch)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import hvdtrain.torch as ht
 from hvdtrain import lr, record
+from hvdtrain._torch.evaluate import moved
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.replicas import digest
 from hvdtrain.errors import UserError
@@ -126,6 +127,49 @@ def test_hits_are_those_of_torch(kind: torch.dtype) -> None:
     meter.add(torch.tensor(0.5), output[:0], target[:0], 0)
     meter.add(torch.tensor(1.0), torch.zeros(3, 2), torch.zeros(3), 3)
     assert meter.over_ranks()[1:] == (None, 203), "targets that are no classes"
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
+
+
+def test_batches_of_any_depth_move_to_the_device() -> None:
+    """To one without memory: here is no GPU."""
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = (
+        {"ids": torch.ones(2), "parts": [torch.ones(3), (torch.ones(1), "name")]},
+        (Pair(torch.ones(4), 7), packed),
+    )
+    input, (pair, sequence) = moved(batch, "meta")
+    assert input["ids"].is_meta
+    assert input["parts"][0].is_meta
+    assert input["parts"][1][0].is_meta
+    assert input["parts"][1][1] == "name"
+    assert pair.left.is_meta
+    assert pair == Pair(pair.left, 7)
+    assert sequence.data.is_meta
+
+
+class Tasks(Dataset[Any]):
+    """Two targets for each sample, by name."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, float]]:
+        return torch.ones(1), {"half": index / 2, "square": float(index**2)}
+
+
+def test_means_are_over_samples_however_targets_are_packed() -> None:
+    """Batches of four, four and two samples: means of means would differ."""
+
+    def loss(output: torch.Tensor, target: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (target["half"] + target["square"]).mean() + 0 * output.sum()
+
+    found, accuracy = ht.evaluate(nn.Linear(1, 1), loss, ht.validation_loader(Tasks(), 4))
+    assert found == pytest.approx(sum(index / 2 + index**2 for index in range(10)) / 10)
+    assert accuracy is None
 
 
 def test_the_noise_scale_of_gradients_that_are_known() -> None:
