@@ -7,6 +7,7 @@ gradients of each step, so that all ranks learn of it in the same step, write on
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ class Stopped(SystemExit):
 _requested = 0
 _watchers = 0
 _alone: Callable[[Stopped], None]
+_forks_watched = False
+_forking = threading.local()
 
 
 def install(alone: Callable[[Stopped], None] = lambda stopped: None) -> None:
@@ -45,8 +48,11 @@ def install(alone: Callable[[Stopped], None] = lambda stopped: None) -> None:
     Args:
         alone: called when a signal comes while no loop watches, before this rank ends by raising what it is given.
     """
-    global _alone
+    global _alone, _forks_watched
     _alone = alone
+    if not _forks_watched:
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+        _forks_watched = True
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, _on_signal)
@@ -93,6 +99,23 @@ def watch_always() -> None:
 def leaving() -> None:
     """This rank is on its way out: launchers that hurry it with signals change nothing any more."""
     watch_always()
+
+
+def _before_fork() -> None:
+    # What comes to the child before it has handlers of its own would be lost.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _in_child() -> None:
+    """A forked helper is no rank: SIGTERM ends it, as whoever makes pools of processes relies on; the others are not for it."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    _after_fork()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import hashlib
 import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from hvdtrain import stop
 from hvdtrain._torch import rows
@@ -77,6 +81,21 @@ class Seeded(Dataset[Any]):
         return found
 
 
+@cache
+def end_with_the_rank() -> None:
+    """At the end of this process let all loader workers go that are left, such as those kept by `persistent_workers`.
+
+    multiprocessing would send them SIGTERM, which they ignore, and wait for them.
+    """
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    for each in gc.get_objects():
+        if type(each) is _MultiProcessingDataLoaderIter:  # isinstance asks objects, and some warn
+            each.__del__()
+
+
 class Worker:
     """`worker_init_fn` of every loader.
 
@@ -91,6 +110,7 @@ class Worker:
     def __init__(self, then: Callable[[int], None] | None, seeds: tuple[int, ...] = ()) -> None:
         self._then = then
         self._seeds = seeds
+        end_with_the_rank()
 
     def __call__(self, worker: int) -> None:
         for number in stop.SIGNALS:

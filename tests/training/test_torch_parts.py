@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,20 +35,19 @@ def _world() -> None:
 
 
 class Drawing(Dataset[Any]):
-    """Each sample is three random numbers, and whether its worker minds signals."""
+    """Each sample is three random numbers."""
 
     def __len__(self) -> int:
         return 12
 
-    def __getitem__(self, index: int) -> tuple[float, float, float, bool]:
-        minds = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
-        return random.random(), float(np.random.rand()), float(torch.rand(1)), minds
+    def __getitem__(self, index: int) -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentations_differ_between_batches_and_epochs_and_come_again_when_resumed(workers: int) -> None:
     def epochs(loader: Any, n: int) -> list[list[float]]:
-        return [[float(value) for batch in loader for column in batch[:3] for value in column] for _ in range(n)]
+        return [[float(value) for batch in loader for column in batch for value in column] for _ in range(n)]
 
     before = torch.get_rng_state()
     first, second = epochs(ht.loader(Drawing(), 4, seed=1, num_workers=workers), 2)
@@ -62,7 +63,39 @@ def test_augmentations_differ_between_batches_and_epochs_and_come_again_when_res
 
 
 def test_workers_ignore_signals_that_ask_ranks_to_stop() -> None:
-    assert not any(bool(minds.any()) for *_, minds in ht.loader(Drawing(), 4, num_workers=1))
+    """Which come from elsewhere: a launcher, or SLURM."""
+    batches = iter(ht.loader(Drawing(), 1, num_workers=1))
+    next(batches)
+    (worker,) = [each for each in psutil.Process().children() if "resource_tracker" not in " ".join(each.cmdline())]
+    for name in ("TERM", "USR1", "USR2", "TERM"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
+        time.sleep(0.05)
+    assert len(list(batches)) == 11
+    assert not _lives(worker.pid)
+
+
+KEEPS_WORKERS = """
+import torch, hvdtrain.torch as ht
+from hvdtrain import stop
+stop.install()
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return float(index)
+if __name__ == "__main__":
+    ht.init()
+    loader = ht.loader(Numbers(), 4, num_workers=2, persistent_workers=True, multiprocessing_context=METHOD)
+    print(sum(float(batch.sum()) for batch in loader))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_rank_that_kept_its_workers_ends(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "keeps.py"
+    script.write_text(KEEPS_WORKERS.replace("METHOD", repr(method)))
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "28.0\n", "")
 
 
 def test_workers_end_with_their_rank(tmp_path: Path) -> None:
