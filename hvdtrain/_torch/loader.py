@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import inspect
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Literal, Protocol, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -13,7 +15,7 @@ from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
 from hvdtrain.data.shard import Uneven, epoch_order, shard, share, steps_left, steps_per_epoch
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, nearest
 
 
 class TrainLoader(Protocol):
@@ -62,7 +64,14 @@ class Loader:
     """
 
     def __init__(
-        self, dataset: Dataset[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: dict[str, Any]
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        shuffle: bool,
+        uneven: Uneven,
+        seed: int,
+        weights: np.ndarray | None,
+        options: dict[str, Any],
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
@@ -74,6 +83,7 @@ class Loader:
         self.seed = seed
         self._n_samples = len(cast(Sized, dataset))
         self._shuffle = shuffle
+        self._weights = weights
         self._uneven = uneven
         self._under_way = self._resumed = False
         self._batches: list[list[int]] = []
@@ -105,7 +115,7 @@ class Loader:
         # An iteration that was broken off has consumed something, but the next one is a new epoch all the same.
         start, self._resumed = (self.consumed, False) if self._resumed else (0, False)
         number, self.consumed = self.epoch, start
-        order = epoch_order(self._n_samples, self.seed, number, self._shuffle)
+        order = epoch_order(self._n_samples, self.seed, number, self._shuffle, self._weights)
         batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven, start))
         self._batches[:] = [
             [seed_from(self.seed, number, batch.position), *batch.indices.tolist()] for batch in batches
@@ -166,6 +176,7 @@ def loader(
     shuffle: bool = True,
     uneven: Literal["pad", "drop", "join"] = "pad",
     seed: int = 0,
+    weights: Sequence[float] | np.ndarray | torch.Tensor | None = None,
     **options: Any,
 ) -> Any:
     """A loader of training batches of `batch_size` samples for this rank.
@@ -178,28 +189,83 @@ def loader(
             with `loader.weight` (as `fit` does); "drop" leaves it out; "join" is for ranks with data of their own, of different
             or unknown length: a rank whose data is through goes on with batches of weight 0 until the last is.
         seed: of order and augmentations; must be the same on every rank.
+        weights: how often each sample is to come against others, shape (len(dataset),), for classes of unequal size: as many as
+            the data set has are drawn for an epoch, and some come twice. The same for any number of ranks.
         options: passed to `torch.utils.data.DataLoader` (num_workers, pin_memory, ...).
 
     Returns:
         A `Loader`, or for "join" a `JoinLoader`.
 
     Raises:
-        UserError: the data set is empty, or smaller than one step with `drop`.
+        UserError: the data set is empty, or smaller than one step with `drop`; an option that does not exist, or would change
+            the order.
     """
+    _refuse(options)
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     if uneven not in ("pad", "drop", "join"):
         raise UserError(f'uneven="{uneven}" is not one of "pad", "drop", "join"')
     if uneven == "join":
+        if weights is not None:
+            raise UserError(
+                'weights are for data that all ranks share; with uneven="join" draw from your own in the data set'
+            )
         return JoinLoader(dataset, batch_size, shuffle, seed, options)
     if isinstance(dataset, IterableDataset):
         raise UserError(
             f"{type(dataset).__name__} is an IterableDataset: nobody knows its length nor can share it out. Let it give each rank "
             'samples of its own (by hvdtrain.torch.world().rank), and take uneven="join"'
         )
-    return Loader(dataset, batch_size, shuffle, uneven, seed, options)
+    checked = None if weights is None else _checked(weights, len(cast(Sized, dataset)), shuffle)
+    return Loader(dataset, batch_size, shuffle, uneven, seed, checked, options)
 
 
 def validation_loader(dataset: Dataset[Any], batch_size: int, **options: Any) -> ValidationLoader:
-    """A loader of this rank's share of `dataset` for evaluation: the shares are disjoint and cover it."""
+    """A loader of this rank's share of `dataset` for evaluation: the shares are disjoint and cover it.
+
+    Args:
+        options: passed to `torch.utils.data.DataLoader` (num_workers, pin_memory, ...).
+
+    Raises:
+        UserError: an option that does not exist, or would change the order.
+    """
+    _refuse(options)
     return ValidationLoader(dataset, batch_size, options)
+
+
+def _checked(weights: Any, n: int, shuffle: bool) -> np.ndarray:
+    given = np.asarray(weights, np.float64)
+    if given.shape != (n,):
+        raise UserError(f"weights has shape {given.shape}; there is one weight for each of {n} samples")
+    if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+        raise UserError("weights must be numbers of 0 or more, and not all 0")
+    if not shuffle:
+        raise UserError("weights draw samples at random, so they need shuffle=True")
+    return given
+
+
+_ONE_ORDER = (
+    "ranks share out one order, drawn from seed and epoch: take weights=, shuffle=False or a Subset of the data"
+)
+#: Options of DataLoader that decide which samples come in what order, and what stands for them here.
+_ORDER = {
+    "sampler": _ONE_ORDER,
+    "batch_sampler": _ONE_ORDER,
+    "drop_last": 'take uneven="drop"',
+    "shuffle": "evaluation goes through the data in order",
+    "batch_size": "it is given before",
+}
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """What DataLoader would refuse in words that lead nowhere."""
+    legal = [
+        name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "dataset", *_ORDER)
+    ]
+    for name in options:
+        if name in _ORDER:
+            raise UserError(f"{name}= is not for this loader: {_ORDER[name]}")
+        if name not in legal:
+            raise UserError(
+                f"{name}= is no option of torch's DataLoader{nearest(name, legal)}; they are {', '.join(legal)}"
+            )

@@ -38,11 +38,19 @@ class ShardBatch:
     position: int
 
 
-def epoch_order(n_samples: int, seed: int, epoch: int, shuffle: bool = True) -> Indices:
-    """Order of the samples in one epoch: shape (n_samples,), the same on every rank, new for every epoch."""
+def epoch_order(
+    n_samples: int, seed: int, epoch: int, shuffle: bool = True, weights: NDArray[np.float64] | None = None
+) -> Indices:
+    """Order of the samples in one epoch: shape (n_samples,), the same on every rank, new for every epoch.
+
+    With `weights`, shape (n_samples,), each place is drawn by itself: a sample comes as often as its weight says, on average.
+    """
     if not shuffle:
         return np.arange(n_samples, dtype=np.int64)
-    return np.random.default_rng([seed, epoch]).permutation(n_samples).astype(np.int64)
+    draw = np.random.default_rng([seed, epoch])
+    if weights is not None:
+        return draw.choice(n_samples, n_samples, p=weights / weights.sum()).astype(np.int64)
+    return draw.permutation(n_samples).astype(np.int64)
 
 
 def steps_per_epoch(n_samples: int, batch_size: int, size: int, uneven: Uneven) -> int:

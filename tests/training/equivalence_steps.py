@@ -133,6 +133,21 @@ def _state_kept_at_wrapping(union: int, world: Any) -> State:
     return model.state_dict()
 
 
+def _weighted(union: int, world: Any) -> State:
+    """Samples of some classes come more often, and a last step is shared out."""
+    torch.manual_seed(2)
+    model = perceptron()
+    model, optimizer = ht.distribute(model, _sgd(model), lr_rule="none")
+    data = samples(100, 7)
+    loader = ht.loader(data, union // world.size, seed=3, weights=1.0 + 9 * (data.tensors[1] == 2))
+    for _ in range(2):
+        for x, y in loader:
+            (nn.functional.cross_entropy(model(x), y) * loader.weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
 def _between_backward_and_step(name: str, union: int, world: Any) -> State:
     """What users do there, each over the same union of samples."""
     torch.manual_seed(6)
@@ -187,6 +202,7 @@ def run(union: int, world: Any, strategy: str, only: list[str] | None = None) ->
     cases: dict[str, Callable[[], State]] = {
         **{name: lambda name=name: _train(name, union, world) for name in SCENARIOS},
         **{name: lambda name=name: _between_backward_and_step(name, union, world) for name in BETWEEN},
+        "weighted_samples": lambda: _weighted(union, world),
         "group_added_later": lambda: _group_added_later(union, world),
         "group_taken_out": lambda: _group_taken_out(union, world),
         "state_kept_at_wrapping": lambda: _state_kept_at_wrapping(union, world),

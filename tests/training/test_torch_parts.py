@@ -162,6 +162,37 @@ def test_hits_are_those_of_torch(kind: torch.dtype) -> None:
     assert meter.over_ranks()[1:] == (None, 203), "targets that are no classes"
 
 
+def test_weights_decide_how_often_samples_come() -> None:
+    data = TensorDataset(torch.arange(1000))
+    loader = ht.loader(data, 50, seed=1, weights=np.repeat([0.0, 1.0, 3.0], [500, 250, 250]))
+    epochs = [torch.cat([x for (x,) in loader]).tolist() for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [1000] * 4
+    assert epochs[0] != epochs[1]
+    seen = np.concatenate(epochs)
+    assert seen.min() == 500
+    assert (seen >= 750).mean() == pytest.approx(0.75, abs=0.03)  # four standard errors
+    again = ht.loader(data, 50, seed=1, weights=np.repeat([0.0, 1.0, 3.0], [500, 250, 250]))
+    assert torch.cat([x for (x,) in again]).tolist() == epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"weights": [1.0] * 9}, r"weights has shape \(9,\); there is one weight for each of 10 samples"),
+        ({"weights": [0.0] * 10}, "not all 0"),
+        ({"weights": [1.0] * 9 + [float("nan")]}, "numbers of 0 or more"),
+        ({"weights": [1.0] * 10, "shuffle": False}, "need shuffle=True"),
+        ({"weights": [1.0] * 10, "uneven": "join"}, "data that all ranks share"),
+        ({"sampler": [1, 2]}, "sampler= is not for this loader: .* take weights="),
+        ({"drop_last": True}, 'take uneven="drop"'),
+        ({"num_worker": 2}, 'num_worker= is none of .* did you mean "num_workers"'),
+    ],
+)
+def test_options_that_a_loader_cannot_have_are_explained(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        ht.loader(Tasks(), 4, **options)
+
+
 class Pair(NamedTuple):
     left: torch.Tensor
     right: int
