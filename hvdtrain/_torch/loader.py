@@ -266,6 +266,4 @@ def _refuse(options: dict[str, Any]) -> None:
         if name in _ORDER:
             raise UserError(f"{name}= is not for this loader: {_ORDER[name]}")
         if name not in legal:
-            raise UserError(
-                f"{name}= is no option of torch's DataLoader{nearest(name, legal)}; they are {', '.join(legal)}"
-            )
+            raise UserError(f"{name}= is none of DataLoader's options ({', '.join(legal)}){nearest(name, legal)}")
