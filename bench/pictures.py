@@ -54,7 +54,7 @@ def machine(*names: str) -> str:
 
 def steps(figure: Figure) -> str:
     """How much longer a step takes by hand, and with each framework's own way."""
-    axes = figure.subplots(1, 2, width_ratios=(1, 1), sharey=False)
+    axes = figure.subplots(1, 2)
     blocks = [("PyTorch", "step_torch_blocks"), ("Keras", "step_keras_blocks"), ("Keras", "step_keras_blocks_4_ranks")]
     rivals = [
         ("PyTorch", "step_torch", "DDP"),
@@ -108,7 +108,7 @@ def allreduce(figure: Figure) -> str:
         place.set(title=title, xlabel="bytes of the message", ylabel="bus bandwidth, MB/s")
         place.set_xscale("log", base=2)
         place.set_yscale("log")
-        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        place.yaxis.set_major_formatter("{x:,.0f}")
         place.xaxis.set_major_formatter(FuncFormatter(_bytes))
         place.legend(loc="lower right")
     return machine(*names)
@@ -132,7 +132,7 @@ def slow_links(figure: Figure) -> str:
             [last + 0.06], [said["value"]], yerr=reach, fmt="D", color=colour, capsize=3, alpha=0.6, label=label
         )
     axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xticks([1, 2, 3, 4])
     axes.set(title="A study over slow links", xlabel="nodes, one rank each", ylabel="samples/s")
     axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))

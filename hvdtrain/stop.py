@@ -111,7 +111,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """A forked helper is no rank: SIGTERM ends it, as whoever makes pools of processes relies on; the others are not for it."""
+    """A forked helper is no rank: SIGTERM ends it, as multiprocessing relies on for daemons; the others are not for it."""
     for number in SIGNALS:
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)

@@ -253,15 +253,13 @@ _ORDER = {
     "batch_sampler": _ONE_ORDER,
     "drop_last": 'take uneven="drop"',
     "shuffle": "evaluation goes through the data in order",
-    "batch_size": "it is given before",
 }
+_NAMED = ("self", "dataset", "batch_size")
 
 
 def _refuse(options: dict[str, Any]) -> None:
     """What DataLoader would refuse in words that lead nowhere."""
-    legal = [
-        name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "dataset", *_ORDER)
-    ]
+    legal = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in (*_NAMED, *_ORDER)]
     for name in options:
         if name in _ORDER:
             raise UserError(f"{name}= is not for this loader: {_ORDER[name]}")

@@ -17,10 +17,7 @@ UNION = 12
 HOROVOD_ONLY = equivalence_steps.HOROVOD_ONLY | equivalence_optimizers.HOROVOD_ONLY
 #: Largest difference of any parameter from one rank's. Adam divides by small numbers; half precision has 11 bits, bfloat16 8.
 TOLERANCE = {
-    **dict.fromkeys(
-        ("adam", "adamw", "adamw_fused", "nadam", "rmsprop", "adagrad", "fit_adamw_step", "adversarial"), 1e-5
-    ),
-    **dict.fromkeys(("two_of_one_model", "optimizer_replaced"), 1e-5),
+    **dict.fromkeys(("adam", "adamw", "adamw_fused", "nadam", "rmsprop", "adagrad", "fit_adamw_step"), 1e-5),
     **dict.fromkeys(("sparse_adam", "sparse_sgd", "sparse_adagrad", "fit_sync_batch_norm"), 1e-5),
     "double": 1e-12,
     "compressed": 2e-3,
