@@ -69,11 +69,17 @@ def steps(rounds: int) -> int:
     return BLOCK * (rounds + 3)
 
 
-def take_turns(contenders: Mapping[str, Callable[[BeforeStep], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step by contender and round; each makes `steps(rounds)`."""
-    drawn, order = random.Random(0), []
-    for _ in range(rounds + 2):
-        order += drawn.sample(list(contenders), len(contenders))
+def take_turns(
+    contenders: Mapping[str, Callable[[BeforeStep], None]], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Seconds of a step by contender and round; each makes `steps(options.rounds)`.
+
+    Whoever is made first has been a percent slower throughout, so each start of the ranks makes them in another order.
+    """
+    drawn, order = random.Random(options.start), []
+    made = drawn.sample(list(contenders), len(contenders))
+    for _ in range(options.rounds + 2):
+        order += drawn.sample(made, len(made))
     turns = Turns(order)
 
     def work(name: str) -> None:
@@ -81,8 +87,8 @@ def take_turns(contenders: Mapping[str, Callable[[BeforeStep], None]], rounds: i
         turns.end()
 
     threading.excepthook = _give_up
-    workers = [threading.Thread(target=work, args=(name,)) for name in contenders]
-    for name, worker in zip(contenders, workers, strict=True):
+    workers = [threading.Thread(target=work, args=(name,)) for name in made]
+    for name, worker in zip(made, workers, strict=True):
         worker.start()
         turns.wait_until_ready(name)
     for worker in workers:
@@ -121,8 +127,9 @@ def compare_steps(
         start: in a rank: starts Horovod, and returns the world.
     """
     made = step_parser(description, "2")
-    made.set_defaults(rounds=20)
-    made.add_argument("--starts", type=int, default=6, help="of the ranks, two or more (default %(default)s)")
+    made.set_defaults(rounds=6)
+    made.add_argument("--starts", type=int, default=15, help="of the ranks, two or more (default %(default)s)")
+    made.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     made.add_argument("--launcher", default="auto", help="local for Gloo, mpirun for MPI (default %(default)s)")
     options = made.parse_args()
     if options.rank:
@@ -142,7 +149,8 @@ def compare_steps(
         for model in chosen(options, models):
             own = [*words, "--models", model]
             starts = [
-                in_ranks(script, ranks, options.launcher, *own, environ=threads)[model] for _ in range(options.starts)
+                in_ranks(script, ranks, options.launcher, *own, "--start", start, environ=threads)[model]
+                for start in range(options.starts)
             ]
             took = {name: [each[name] for each in starts] for name in starts[0]}
             for name, seconds in took.items():

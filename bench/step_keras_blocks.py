@@ -84,7 +84,7 @@ def compare(model: Any, options: argparse.Namespace) -> dict[str, list[float]]:
     few = np.random.default_rng(0).normal(size=(2048, *shape)).astype("float32")
     x, y = few[np.arange(n) % len(few)], np.random.default_rng(1).integers(0, 10, n)
     given = {name: functools.partial(run, make, x, y) for name, run in CONTENDERS.items()}
-    return take_turns(given, options.rounds)
+    return take_turns(given, options)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def compare(model: Any, options: argparse.Namespace) -> dict[str, list[float]]:
         made.register_forward_pre_hook(lambda *_: before_step(next(number)))
         run(made, data, batch, 1)
 
-    return take_turns({name: functools.partial(taking_turns, run) for name, run in CONTENDERS.items()}, options.rounds)
+    return take_turns({name: functools.partial(taking_turns, run) for name, run in CONTENDERS.items()}, options)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from hvdtrain import record, stop
 from hvdtrain._torch import generators
+from hvdtrain._torch.agreement import agreed_stop
 from hvdtrain._torch.batch_norm import statistics
 from hvdtrain._torch.distribute import synchronizer_of
 from hvdtrain._torch.loader import TrainLoader
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
-from hvdtrain._torch.synchronizer import agreed_stop
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
 
 _VERSION = 1

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """A message under way: `handle` is the transport's own, `tensor` where the result will be (None: only `wait` knows)."""
 

@@ -19,31 +19,47 @@ COMPRESSIONS = ("none", "fp16")
 _WIRE_TYPES = (torch.float32, torch.float64, torch.float16)
 
 
-@dataclass
-class _InFlight:
-    """One gradient on its way: `wire` is the gradient itself, or a copy in a form that can travel.
+@dataclass(slots=True, eq=False)
+class Message:
+    """The gradient of one parameter, and while it is on its way, what of it is.
 
-    Horovod writes the average into memory behind torch's back, so a `version` that has changed means that somebody else wrote
-    there too. A sparse gradient travels as two messages: its indices and its values.
+    Horovod writes the average into memory behind torch's back, so a version that has changed means that somebody else wrote
+    there too.
+
+    Attributes:
+        name: of the parameter.
+        key: what the message is called on all ranks.
+        sparse: gradients of this parameter stay sparse.
+        flights: one, or two for a sparse gradient: its indices and its values; empty while nothing is on its way.
+        wire: the gradient itself, or a copy in a form that can travel.
+        version: of the gradient when it started.
     """
 
-    flights: list[Flight]
-    gradient: torch.Tensor
-    wire: torch.Tensor
-    version: int
+    parameter: nn.Parameter
+    name: str
+    key: str
+    sparse: bool
+    flights: Sequence[Flight] = ()
+    gradient: torch.Tensor | None = None
+    wire: torch.Tensor | None = None
+    version: int = 0
 
 
 @dataclass
 class Exchange:
     """Averages gradients over the ranks.
 
+    What is done for each gradient stands between the kernels of the backward pass, with cold caches: there it takes ten times as
+    long as in a loop of its own.
+
     Attributes:
         names: of the parameters, the same on every rank.
-        label: tells its messages from those of other optimizers, which may be under way at the same time.
         sparse: parameters whose gradients stay sparse.
+        label: tells its messages from those of other optimizers, which may be under way at the same time.
         compression: "fp16" sends single and double precision as half.
         measure: add up `local_square` while sending.
         local_square: square norm of this rank's own gradients of this step.
+        under_way: gradients that are.
     """
 
     names: dict[nn.Parameter, str]
@@ -52,55 +68,49 @@ class Exchange:
     compression: str = "none"
     measure: bool = False
     local_square: torch.Tensor | float = 0.0
-    _in_flight: dict[nn.Parameter, _InFlight] = field(default_factory=dict)
+    under_way: list[Message] = field(default_factory=list)
+    _messages: dict[nn.Parameter, Message] = field(default_factory=dict)
     _told: Flight | None = None
 
-    @property
-    def under_way(self) -> int:
-        """How many gradients are."""
-        return len(self._in_flight)
+    def message(self, parameter: nn.Parameter) -> Message:
+        """That brings the gradient of `parameter`, always the same one; a parameter without a name gets one."""
+        if parameter not in self._messages:
+            name = self.names.setdefault(parameter, f"unnamed.{len(self.names)}")
+            key = f"{self.label}.gradient.{name}"
+            self._messages[parameter] = Message(parameter, name, key, parameter in self.sparse)
+        return self._messages[parameter]
 
-    def started(self, parameter: nn.Parameter) -> bool:
-        """Is the gradient of `parameter` under way?"""
-        return parameter in self._in_flight
-
-    def start(self, parameter: nn.Parameter, numbers: Sequence[float] | None = None) -> None:
-        """Begin to average the gradient of `parameter`; where it was not computed it must be zeros by now, or stays sparse.
+    def start(self, message: Message, numbers: Sequence[float] | None = None) -> None:
+        """Begin to average a gradient; where it was not computed it must be zeros by now, or stays sparse.
 
         Args:
             numbers: as for `finish`, where this is the last gradient of the step and there is one of every parameter. They travel
                 together with it; told after the backward pass, they often are a message of their own, for which all wait.
         """
-        gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse and parameter not in self.sparse:
-            # One that no module announced: a rank without it could not know that it must gather instead of add.
-            gradient = parameter.grad = gradient.to_dense()
-        if parameter in self.sparse:
-            if gradient is None:
-                gradient = parameter.grad = _empty_sparse(parameter)
-            elif not gradient.is_sparse:
-                gradient = parameter.grad = gradient.to_sparse(1)
-            gradient = parameter.grad = gradient.coalesce()
-        assert gradient is not None
-        if gradient.is_conj() or gradient.is_neg():
+        gradient = message.parameter.grad
+        if gradient is None or message.sparse or gradient.is_sparse:
+            gradient = _sparse(message)
+        if gradient.is_neg() or gradient.is_conj():
             # In memory the numbers still have the other sign, and Horovod sends what is in memory.
-            gradient = parameter.grad = gradient.resolve_conj().resolve_neg()
+            gradient = message.parameter.grad = gradient.resolve_conj().resolve_neg()
         if self.measure:
             values = gradient.values() if gradient.is_sparse else gradient
             self.local_square = self.local_square + torch.linalg.vector_norm(values.detach()).double() ** 2
         if numbers is not None:
-            self._tell([1.0] * (len(self._in_flight) + 1), numbers)
-        name = f"{self.label}.gradient.{self.names[parameter]}"
+            self._tell([1.0] * (len(self.under_way) + 1), numbers)
         if gradient.is_sparse:
             wire = self._wire(gradient.values())
-            flights = [
-                collectives().start_allgather(gradient.indices().t().contiguous(), f"{name}.indices"),
-                collectives().start_allgather(wire, f"{name}.values"),
+            indices = gradient.indices().t().contiguous()
+            message.flights = [
+                collectives().start_allgather(indices, f"{message.key}.indices"),
+                collectives().start_allgather(wire, f"{message.key}.values"),
             ]
         else:
-            wire = self._wire(gradient)
-            flights = [collectives().start_allreduce(wire, name, average=True)]
-        self._in_flight[parameter] = _InFlight(flights, gradient, wire, gradient._version)
+            as_it_is = gradient.dtype is torch.float32 and self.compression == "none" and gradient.is_contiguous()
+            wire = gradient if as_it_is else self._wire(gradient)
+            message.flights = (collectives().start_allreduce(wire, message.key, True),)
+        message.gradient, message.wire, message.version = gradient, wire, gradient._version
+        self.under_way.append(message)
 
     def finish(self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]) -> list[float]:
         """Wait until every gradient is the average over all ranks, whichever ranks computed it.
@@ -116,17 +126,18 @@ class Exchange:
         # say who had a gradient: where nobody had, it stays None as in one process (weight decay must not act on it).
         present = [float(parameter.grad is not None) for parameter in parameters]
         for parameter in parameters:
-            if parameter not in self._in_flight:
-                if parameter.grad is None and parameter not in self.sparse:
+            message = self.message(parameter)
+            if not message.flights:
+                if parameter.grad is None and not message.sparse:
                     parameter.grad = torch.zeros_like(parameter)
-                self.start(parameter)
+                self.start(message)
         told = self._told or self._tell(present, numbers)
         with session().waiting():
-            for parameter, flight in self._in_flight.items():
-                self._land(parameter, flight)
+            for message in self.under_way:
+                _land(message)
             sums = [mean * world().size for mean in collectives().wait(told).tolist()]
         self._told = None
-        self._in_flight.clear()
+        self.under_way.clear()
         for had, total, parameter in zip(present, sums, parameters, strict=False):
             if not had and total == 0.0:
                 parameter.grad = None
@@ -148,22 +159,43 @@ class Exchange:
         # bfloat16 reaches further than half precision, so it goes as single even when half is asked for.
         return (tensor if tensor.dtype in _WIRE_TYPES else tensor.float()).contiguous()
 
-    def _land(self, parameter: nn.Parameter, flight: _InFlight) -> None:
-        landed = [collectives().wait(each) for each in flight.flights]
-        if parameter.grad is not flight.gradient or flight.gradient._version != flight.version:
-            raise UserError(
-                f"the gradient of {self.names[parameter]} was changed between backward() and step(), while its average over the "
-                "ranks was under way (clipping, unscaling, zero_grad?). Call hvdtrain.torch.synchronize(optimizer) after "
-                "backward() and before you change gradients"
-            )
-        if flight.gradient.is_sparse:
-            indices, values = landed
-            values = values.to(_parts(flight.gradient.values()).dtype) / world().size
-            mean = torch.view_as_complex(values) if parameter.is_complex() else values
-            shape = tuple(parameter.shape)
-            parameter.grad = torch.sparse_coo_tensor(indices.t(), mean, shape, check_invariants=False).coalesce()
-        elif flight.wire.data_ptr() != flight.gradient.data_ptr():
-            _parts(flight.gradient).copy_(flight.wire)
+
+def _land(message: Message) -> None:
+    """Wait for the average of a gradient, and make it the gradient."""
+    landed = [collectives().wait(each) for each in message.flights]
+    parameter, gradient, wire = message.parameter, message.gradient, message.wire
+    message.flights, message.gradient, message.wire = (), None, None
+    assert gradient is not None and wire is not None
+    if parameter.grad is not gradient or gradient._version != message.version:
+        raise UserError(
+            f"the gradient of {message.name} was changed between backward() and step(), while its average over the ranks was "
+            "under way (clipping, unscaling, zero_grad?). Call hvdtrain.torch.synchronize(optimizer) after backward() and before "
+            "you change gradients"
+        )
+    if gradient.is_sparse:
+        indices, values = landed
+        values = values.to(_parts(gradient.values()).dtype) / world().size
+        mean = torch.view_as_complex(values) if parameter.is_complex() else values
+        shape = tuple(parameter.shape)
+        parameter.grad = torch.sparse_coo_tensor(indices.t(), mean, shape, check_invariants=False).coalesce()
+    elif wire.data_ptr() != gradient.data_ptr():
+        _parts(gradient).copy_(wire)
+
+
+def _sparse(message: Message) -> torch.Tensor:
+    """The gradient of a parameter, made sparse where it has to be and dense where not."""
+    parameter, gradient = message.parameter, message.parameter.grad
+    if message.sparse:
+        if gradient is None:
+            gradient = _empty_sparse(parameter)
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(1)
+        gradient = parameter.grad = gradient.coalesce()
+    elif gradient is not None and gradient.is_sparse:
+        # One that no module announced: a rank without it could not know that it must gather instead of add.
+        gradient = parameter.grad = gradient.to_dense()
+    assert gradient is not None
+    return gradient
 
 
 def _parts(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvdtrain._torch.agreement import agree_to_stop, own_stop
 from hvdtrain._torch.start import sum_over_ranks
-from hvdtrain._torch.synchronizer import agree_to_stop, own_stop
 from hvdtrain.errors import UserError
 
 # Reading a number from a GPU waits for it, so there it is looked at only every so many batches.

@@ -50,11 +50,12 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: Optimizer, synchronizer: Synchronizer) -> None:
         """The optimizer's step, left out when a gradient has overflown."""
         if self.scaler is None:
             optimizer.step()
             return
+        synchronizer.synchronize()
         self.scaler.step(optimizer)
         self.scaler.update()
 

@@ -7,7 +7,7 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,38 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hvdtrain import lr as rates
-from hvdtrain import stop
 from hvdtrain._torch import replicas
+from hvdtrain._torch.agreement import agree_to_stop, agreed_stop, own_stop
 from hvdtrain._torch.clock import Clock
-from hvdtrain._torch.exchange import Exchange
+from hvdtrain._torch.exchange import Exchange, Message
 from hvdtrain._torch.start import broadcast_tensors, session, world
 from hvdtrain.errors import UserError
 
-#: Number of the signal that all ranks stop for; 0 until they agreed on one.
-_agreed_stop = 0
 #: Of all optimizers, so that a parameter is averaged for one of them only.
 _attached: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
-
-
-def agreed_stop() -> int:
-    """Number of the signal that all ranks have agreed in some step to stop for, or 0."""
-    return _agreed_stop
-
-
-def agree_to_stop(counts: list[float]) -> int:
-    """From how many ranks got each of `stop.SIGNALS`, summed over the ranks: the signal that all now stop for, or 0."""
-    global _agreed_stop
-    for number, count in zip(stop.SIGNALS, counts, strict=True):
-        if count and not _agreed_stop:
-            _agreed_stop = int(number)
-            stop.agreed(_agreed_stop)
-    return _agreed_stop
-
-
-def own_stop() -> list[float]:
-    """For `agree_to_stop`: what this rank was asked, shape (3,)."""
-    asked = stop.requested()
-    return [float(asked == number) for number in stop.SIGNALS]
 
 
 @dataclass(eq=False)
@@ -73,6 +50,7 @@ class Synchronizer:
         not_finite: this rank's loss is no number; set before a step, it makes `diverged` True on all ranks after it.
         loss_scale: what gradients are multiplied with in this step.
         adascale: its gain, where the rule is "adascale".
+        averaged: called once, as soon as the gradients of this step are: to look at them or change them.
     """
 
     optimizer: Optimizer
@@ -94,6 +72,7 @@ class Synchronizer:
     diverged: bool = False
     loss_scale: float = 1.0
     adascale: rates.AdaScale | None = None
+    averaged: Callable[[], None] | None = None
     #: Steps and epochs when training was resumed: a world of another size makes more or fewer steps of the same epochs.
     origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
@@ -119,15 +98,16 @@ class Synchronizer:
         for other in list(_attached):
             if other is not self:
                 other._let_go(parameter)
-        averaged_here = world().size > 1 and self.ddp is None
-        self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._ready) if averaged_here else None
-        self.exchange.names.setdefault(parameter, f"unnamed.{len(self.exchange.names)}")
+        message, hook = self.exchange.message(parameter), None
+        if world().size > 1 and self.ddp is None:
+            hook = parameter.register_post_accumulate_grad_hook(lambda _: self._ready(message))
+        self._hooked[parameter] = hook
 
     def _let_go(self, parameter: nn.Parameter) -> None:
         """Another optimizer trains `parameter` from now on, as in the second phase of a fine-tuning."""
         if parameter not in self._hooked:
             return
-        if self.exchange.started(parameter):
+        if self.exchange.message(parameter).flights:
             raise UserError(
                 f"the average of the gradient of {self.exchange.names[parameter]} is under way for another optimizer: call "
                 "distribute() before backward(), or after the step"
@@ -149,7 +129,7 @@ class Synchronizer:
     @property
     def stop_agreed(self) -> bool:
         """All ranks know by now that one of them was asked to stop."""
-        return _agreed_stop != 0
+        return agreed_stop() != 0
 
     @property
     def epoch(self) -> float:
@@ -193,6 +173,9 @@ class Synchronizer:
         if self.exchange.measure and not self._synchronized:
             self._measured()
         self._synchronized = True
+        if self.averaged is not None:
+            call, self.averaged = self.averaged, None
+            call()
 
     def square_norm(self) -> float:
         """Square norm of the gradients as they are now."""
@@ -209,25 +192,21 @@ class Synchronizer:
             mean_of_squares = float(self.exchange.local_square) / world().size
             self.adascale.update(mean_of_squares * unscale, self.square_norm() * unscale)
 
-    def _ready(self, parameter: torch.Tensor) -> None:
-        """The gradient of `parameter` is complete."""
+    def _ready(self, message: Message) -> None:
+        """The gradient of a parameter is complete."""
         if self._local_only:
             return
-        assert isinstance(parameter, nn.Parameter)
         if self._synchronized:
             # What was averaged before is the same on every rank, so averaging it again with what is added now does no harm.
             self.begin_step()
-        if self.exchange.started(parameter):
+        if message.flights:
             raise UserError(
-                f"the gradient of {self.exchange.names[parameter]} was computed twice before optimizer.step(), and its average "
-                "over the ranks was already under way. To accumulate gradients, put all but the last backward() under "
+                f"the gradient of {message.name} was computed twice before optimizer.step(), and its average over the ranks was "
+                "already under way. To accumulate gradients, put all but the last backward() under "
                 "hvdtrain.torch.no_sync(optimizer); several losses: add them up and call backward() once"
             )
-        self.exchange.start(parameter, self._numbers() if self._completes(parameter) else None)
-
-    def _completes(self, parameter: nn.Parameter) -> bool:
-        """The gradient of `parameter` is the last one of the step, and every parameter has one."""
-        return self.exchange.under_way + 1 == len(self._hooked) and self._hooked.keys() == set(self._parameters())
+        last = len(self.exchange.under_way) + 1 == len(self._hooked) and self._hooked.keys() == set(self._parameters())
+        self.exchange.start(message, self._numbers() if last else None)
 
     def _numbers(self) -> list[float]:
         """That all ranks learn the sums of in this step, shape (4,)."""

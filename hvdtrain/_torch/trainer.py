@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -164,8 +165,17 @@ class Trainer:
     def _step(self, group: _Group, ended: bool) -> None:
         synchronizer = self.synchronizer
         synchronizer.epochs_done = self._number - 1 + self._reached
-        synchronizer.synchronize()
         self._reached = self.train.fraction
+        # Within the optimizer's step: what comes after the wait for the others finds the caches empty, so little should.
+        synchronizer.averaged = functools.partial(self._averaged, group, ended)
+        self.precision.step(self.optimizer, self.synchronizer)
+        self.optimizer.zero_grad()
+        if not ended:
+            self._stop_if_asked()
+
+    def _averaged(self, group: _Group, ended: bool) -> None:
+        """The gradients of a step are averaged."""
+        synchronizer = self.synchronizer
         if synchronizer.diverged:
             rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
             raise Diverged(
@@ -181,10 +191,6 @@ class Trainer:
                 self._norm = synchronizer.square_norm() ** 0.5
             if self.clip_norm is not None:
                 _clip(self.optimizer, self.clip_norm)
-        self.precision.step(self.optimizer)
-        self.optimizer.zero_grad()
-        if not ended:
-            self._stop_if_asked()
 
     def _rescale(self, group: _Group) -> None:
         """Each batch was weighted by its share of a full one; together they must weigh 1."""
