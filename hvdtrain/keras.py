@@ -13,11 +13,12 @@ The model and the optimizer stay what they are to Keras: a saved model loads wit
 
 from __future__ import annotations
 
-from hvdtrain._keras.fitting import callbacks, compile, fit
+from hvdtrain._keras.fitting import callbacks
 from hvdtrain._keras.loader import Loader, ValidationLoader, loader, validation_loader
 from hvdtrain._keras.metrics import evaluate
 from hvdtrain._keras.optimizer import DistributedOptimizer
 from hvdtrain._keras.own_loop import Checkpoints
+from hvdtrain._keras.short import compile, fit
 from hvdtrain._keras.start import gather_objects, init, rank_zero_first, replicas, sum_over_ranks, world
 from hvdtrain._keras.state import broadcast
 from hvdtrain.errors import Diverged

@@ -12,10 +12,9 @@ import keras
 from hvdtrain import stop
 from hvdtrain._keras import state
 from hvdtrain._keras.backends import backend
-from hvdtrain._keras.loader import Loader, loader, validation_loader
+from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.metrics import world_metrics
 from hvdtrain._keras.optimizer import (
-    DistributedOptimizer,
     agree_on_scale,
     is_distributed,
     is_upstreams,
@@ -52,46 +51,6 @@ def callbacks(
         monitor: name in the logs whose best value marks the best checkpoint; default: validation accuracy, else a loss.
     """
     return [Training(checkpoints, keep, replica_check, monitor)]
-
-
-def fit(
-    model: Any,
-    x: Any,
-    y: Any = None,
-    *,
-    batch_size: int = 32,
-    epochs: int = 1,
-    validation_data: Any = None,
-    seed: int = 0,
-    **options: Any,
-) -> keras.callbacks.History:
-    """`model.fit` on data that every rank holds in full: each trains on its part. Prints one line per epoch.
-
-    Args:
-        model: compiled with an optimizer from `DistributedOptimizer`.
-        x: arrays of all samples; or a `loader`, or a `tf.data.Dataset` of this rank's samples.
-        batch_size: samples per rank and step.
-        validation_data: (x, y) of all samples, or a `validation_loader`.
-        seed: of the order; must be the same on every rank.
-        options: passed to `model.fit`; `callbacks()` is added unless it is among the callbacks.
-    """
-    shared = isinstance(x, keras.utils.PyDataset) or hasattr(x, "element_spec")
-    train = x if shared else loader(x, y, batch_size=batch_size, seed=seed)
-    if isinstance(validation_data, (tuple, list)):
-        validation_data = validation_loader(*validation_data, batch_size=batch_size)
-    given = list(options.pop("callbacks", None) or [])
-    if not any(isinstance(each, Training) for each in given):
-        given += callbacks()
-    options.setdefault("verbose", 2 if world().rank == 0 else 0)
-    history: keras.callbacks.History = model.fit(
-        train, validation_data=validation_data, epochs=epochs, callbacks=given, **options
-    )
-    return history
-
-
-def compile(model: Any, optimizer: Any, *, lr_rule: str = "auto", warmup_epochs: float = 0.0, **options: Any) -> None:
-    """`model.compile` with a distributed `optimizer`; other arguments are passed on."""
-    model.compile(optimizer=DistributedOptimizer(optimizer, lr_rule=lr_rule, warmup_epochs=warmup_epochs), **options)
 
 
 def guard_fit() -> None:
@@ -174,6 +133,10 @@ def _go_on(model: Any, ours: Training, arguments: dict[str, Any]) -> None:
 
 
 def _check_optimizer(model: Any) -> None:
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            "the model is not compiled: call model.compile(hvdtrain.keras.DistributedOptimizer(optimizer), loss) before fit"
+        )
     optimizer = model.optimizer
     if optimizer is None or (
         world().size == 1 and not is_distributed(getattr(optimizer, "inner_optimizer", optimizer))

@@ -10,8 +10,8 @@ import numpy as np
 
 from hvdtrain._keras.ahead import Ahead, Key
 from hvdtrain._keras.start import in_process, world
-from hvdtrain.data.shard import ShardBatch, Uneven, epoch_order, shard, share, steps_per_epoch
-from hvdtrain.errors import UserError
+from hvdtrain.data.shard import ShardBatch, Uneven, checked_weights, epoch_order, shard, share, steps_per_epoch
+from hvdtrain.errors import UserError, nearest
 
 
 class Loader(keras.utils.PyDataset):  # type: ignore[misc]
@@ -24,14 +24,22 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
     """
 
     def __init__(
-        self, arrays: Sequence[Any], batch_size: int, shuffle: bool, uneven: Uneven, seed: int, options: dict[str, Any]
+        self,
+        arrays: Sequence[Any],
+        batch_size: int,
+        shuffle: bool,
+        uneven: Uneven,
+        seed: int,
+        weights: Any,
+        options: dict[str, Any],
     ) -> None:
         super().__init__(**_of_keras(options))
         self._ahead = _ahead(self._make, options)
         self.batch_size = batch_size
-        self.n_samples = _length(arrays)
+        self.n_samples = length_of(arrays)
         self._arrays = arrays
         self._shuffle = shuffle
+        self._weights = None if weights is None else checked_weights(weights, self.n_samples, shuffle)
         self._uneven: Uneven = uneven
         self._seed = seed
         self._batches: tuple[int, int, list[ShardBatch]] = (0, 0, [])
@@ -58,7 +66,7 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         known = self._batches
         if known[:2] == (epoch, skipped):
             return known[2]
-        order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle)[skipped:]
+        order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle, self._weights)[skipped:]
         batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
         del batches[len(batches) - self._too_small :]
         self._batches = (epoch, skipped, batches)
@@ -96,7 +104,7 @@ class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
         super().__init__(**_of_keras(options))
         self._ahead = _ahead(self._make, options)
         self._arrays = arrays
-        self.n_samples = _length(arrays)
+        self.n_samples = length_of(arrays)
         self._batches = share(self.n_samples, batch_size, world().rank, world().size)
         if self.n_samples < world().size:
             raise UserError(f"{self.n_samples} samples for evaluation cannot be shared by {world().size} ranks")
@@ -123,6 +131,7 @@ def loader(
     shuffle: bool = True,
     uneven: Uneven = "pad",
     seed: int = 0,
+    weights: Any = None,
     **options: Any,
 ) -> Loader:
     """Training data for `model.fit`: `batch_size` samples of them for each device in each step.
@@ -131,30 +140,43 @@ def loader(
         x: an array, shape (n, ...), or a dictionary or tuple of arrays; memory-mapped ones are read as they are needed. One with a
             method `in_epoch(epoch, indices)` is asked for what its samples are in that epoch: `hvdtrain.data.affine.Augmented`.
         y: targets, likewise.
-        sample_weight: shape (n,).
+        sample_weight: of each sample in the loss, shape (n,).
         uneven: what to do with a last step that the samples do not fill: "pad" shares it out (the gradient is weighted so that
             it is that of all samples alike), "drop" leaves it out.
         seed: of the order; must be the same on every rank.
+        weights: how often each sample is to come against others, shape (n,), for classes of unequal size: n are drawn for an epoch,
+            and some come twice. The same for any number of ranks.
         options: `workers`: threads that make batches before they are asked for, 1 (none) by default; `max_queue_size`: how many
             batches they make ahead, 10 by default. With `use_multiprocessing` Keras' own processes do it.
 
     Raises:
-        UserError: no sample, arrays of different lengths, or less than one step with `drop`.
+        UserError: no sample, arrays of different lengths, less than one step with `drop`, or an option that does not exist.
     """
+    _refuse(options)
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     if uneven not in ("pad", "drop"):
         raise UserError(f'uneven="{uneven}" is not one of "pad", "drop"')
-    return Loader(_given(x, y, sample_weight), batch_size * in_process(), shuffle, uneven, seed, options)
+    return Loader(as_arrays(x, y, sample_weight), batch_size * in_process(), shuffle, uneven, seed, weights, options)
 
 
 def validation_loader(
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int, **options: Any
 ) -> ValidationLoader:
     """This rank's share of the data for evaluation: the shares are disjoint and cover it. Arguments as for `loader`."""
+    _refuse(options)
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
-    return ValidationLoader(_given(x, y, sample_weight), batch_size * in_process(), options)
+    return ValidationLoader(as_arrays(x, y, sample_weight), batch_size * in_process(), options)
+
+
+_OPTIONS = ("workers", "max_queue_size", "use_multiprocessing")
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            raise UserError(f"{name}= is none of a loader's options ({', '.join(_OPTIONS)}){nearest(name, _OPTIONS)}")
 
 
 def _of_keras(options: dict[str, Any]) -> dict[str, Any]:
@@ -169,12 +191,29 @@ def _ahead(make: Callable[[Key], Any], options: dict[str, Any]) -> Ahead | None:
     return Ahead(make, threads, options.get("max_queue_size", 10))
 
 
-def _given(*arrays: Any) -> list[Any]:
-    last = max((index for index, array in enumerate(arrays) if array is not None), default=0)
-    return list(arrays[: last + 1])
+def as_arrays(*given: Any) -> list[Any]:
+    """`given`, whose leaves hold one row for each sample, as what `_picked` can index; without those None at the end."""
+    last = max((index for index, each in enumerate(given) if each is not None), default=0)
+    return [None if each is None else keras.tree.map_structure(_array, each) for each in given[: last + 1]]
 
 
-def _length(arrays: Sequence[Any]) -> int:
+def _array(leaf: Any) -> Any:
+    if keras.ops.is_tensor(leaf):
+        return keras.ops.convert_to_numpy(leaf)
+    if hasattr(leaf, "to_numpy"):
+        # Of pandas, which would take numbers of rows for labels: after a shuffle those are of other rows.
+        return leaf.to_numpy()
+    try:
+        len(leaf)
+    except TypeError:
+        raise UserError(
+            f"data of samples are arrays, or dictionaries or tuples of arrays; found {type(leaf).__name__}"
+        ) from None
+    return leaf
+
+
+def length_of(arrays: Sequence[Any]) -> int:
+    """Samples that all of them hold."""
     lengths = {len(leaf) for leaf in keras.tree.flatten(list(arrays)) if leaf is not None}
     if len(lengths) != 1:
         raise UserError(f"the arrays hold different numbers of samples: {sorted(lengths)}")

@@ -14,7 +14,7 @@ from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
-from hvdtrain.data.shard import Uneven, epoch_order, shard, share, steps_left, steps_per_epoch
+from hvdtrain.data.shard import Uneven, checked_weights, epoch_order, shard, share, steps_left, steps_per_epoch
 from hvdtrain.errors import UserError, nearest
 
 
@@ -216,7 +216,7 @@ def loader(
             f"{type(dataset).__name__} is an IterableDataset: nobody knows its length nor can share it out. Let it give each rank "
             'samples of its own (by hvdtrain.torch.world().rank), and take uneven="join"'
         )
-    checked = None if weights is None else _checked(weights, len(cast(Sized, dataset)), shuffle)
+    checked = None if weights is None else checked_weights(weights, len(cast(Sized, dataset)), shuffle)
     return Loader(dataset, batch_size, shuffle, uneven, seed, checked, options)
 
 
@@ -231,17 +231,6 @@ def validation_loader(dataset: Dataset[Any], batch_size: int, **options: Any) ->
     """
     _refuse(options)
     return ValidationLoader(dataset, batch_size, options)
-
-
-def _checked(weights: Any, n: int, shuffle: bool) -> np.ndarray:
-    given = np.asarray(weights, np.float64)
-    if given.shape != (n,):
-        raise UserError(f"weights has shape {given.shape}; there is one weight for each of {n} samples")
-    if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
-        raise UserError("weights must be numbers of 0 or more, and not all 0")
-    if not shuffle:
-        raise UserError("weights draw samples at random, so they need shuffle=True")
-    return given
 
 
 _ONE_ORDER = (

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from hvdtrain.errors import UserError
 
 Uneven = Literal["pad", "drop"]
 Indices = NDArray[np.int64]
@@ -51,6 +53,22 @@ def epoch_order(
     if weights is not None:
         return draw.choice(n_samples, n_samples, p=weights / weights.sum()).astype(np.int64)
     return draw.permutation(n_samples).astype(np.int64)
+
+
+def checked_weights(weights: ArrayLike, n_samples: int, shuffle: bool) -> NDArray[np.float64]:
+    """For `epoch_order`.
+
+    Raises:
+        UserError: not one number for each sample, a negative one or none above 0, or an order that is not to be drawn.
+    """
+    given = np.asarray(weights, np.float64)
+    if given.shape != (n_samples,):
+        raise UserError(f"weights has shape {given.shape}; there is one weight for each of {n_samples} samples")
+    if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+        raise UserError("weights must be numbers of 0 or more, and not all 0")
+    if not shuffle:
+        raise UserError("weights draw samples at random, so they need shuffle=True")
+    return given
 
 
 def steps_per_epoch(n_samples: int, batch_size: int, size: int, uneven: Uneven) -> int:

@@ -110,6 +110,7 @@ CASES: dict[str, Case] = {
     "eager": (perceptron, lambda: SGD(0.1, momentum=0.9), {"eager": True}),
     "eager_accumulation": (perceptron, lambda: Adam(0.01, gradient_accumulation_steps=4), {"eager": True}),
     "last_step_shared_out": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101}),
+    "weights_of_samples": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101, "oversampled": 2}),
     "fewer_samples_than_ranks": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 97}),
     "gradients_none": (Unused, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1), {}),
     "gradients_none_eager": (Unused, lambda: SGD(0.1, weight_decay=0.1), {"eager": True}),
@@ -155,7 +156,8 @@ def train(name: str, union: int) -> dict[str, list[Any]]:
     model = build()
     model.compile(optimizer, loss_of(from_logits=True), run_eagerly=options.get("eager", False), jit_compile=False)
     x, y = samples(options.get("n", 96), 7, options.get("whole", False), options.get("huge", False))
-    train = hk.loader(x, y, batch_size=union // replicas(), seed=3)
+    weights = 1.0 + 9 * (y == options["oversampled"]) if "oversampled" in options else None
+    train = hk.loader(x, y, batch_size=union // replicas(), seed=3, weights=weights)
     model.fit(train, epochs=2, callbacks=[Began(), *hk.callbacks(checkpoints=False)], verbose=0)
     ended = {"weights": [np.asarray(value, "float64") for value in model.get_weights()]}
     if name.startswith("gradients_none"):

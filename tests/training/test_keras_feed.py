@@ -44,3 +44,53 @@ def test_fit_is_given_the_loaders_own_batches_and_nothing_tunes_itself(tmp_path:
     ended = run_world(1, script, KERAS_BACKEND="tensorflow")
     assert ended.status == 0, ended.err
     assert "all the same" in ended.out
+
+
+WHOLE = """
+import keras, numpy as np, pandas as pd
+import hvdtrain.keras as hk
+world = hk.init()
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60)
+weights = rng.uniform(0.1, 2, 60).astype("float32")
+
+def trained(*arrays, **options):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1), lr_rule="none")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["accuracy"], jit_compile=False)
+    history = hk.fit(model, *arrays, batch_size=20 // world.size, epochs=2, verbose=0, **options).history
+    return np.concatenate([*history.values(), *(weight.ravel() for weight in model.get_weights())])
+
+split = trained(x, y, sample_weight=weights, validation_split=0.25, validation_batch_size=7)
+given = trained(x[:45], y[:45], sample_weight=weights[:45], validation_data=(x[45:], y[45:], weights[45:]))
+np.testing.assert_allclose(split, given, atol=1e-6)
+assert abs(split - trained(x, y, validation_split=0.25)).max() > 1e-3, "weights must count"
+
+shuffled = pd.DataFrame(x).sample(frac=1, random_state=1)
+labels = pd.Series(y)[shuffled.index]
+arrays = trained(shuffled.to_numpy(), labels.to_numpy())
+np.testing.assert_array_equal(trained(shuffled, labels), arrays)
+tensors = [keras.ops.convert_to_tensor(each.to_numpy()) for each in (shuffled, labels)]
+np.testing.assert_array_equal(trained(*tensors), arrays)
+assert abs(trained(x, y, shuffle=False) - trained(x, y)).max() > 1e-4
+batches = ((x[begin : begin + 10], y[begin : begin + 10]) for begin in 2 * [0, 10, 20])
+assert np.isfinite(trained(batches, steps_per_epoch=3)).all()
+print("ended", *trained(x, y).round(5))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_fit_takes_what_keras_takes(backend: str, tmp_path: Path) -> None:
+    """Splits, weights, frames of pandas whose rows were shuffled, tensors, generators; the same with one rank and with two."""
+    script = tmp_path / "script.py"
+    script.write_text(WHOLE)
+    ended = []
+    for ranks in (1, 2):
+        world = run_world(ranks, script, KERAS_BACKEND=backend)
+        assert world.status == 0, world.err
+        line = next(line for line in world.out.splitlines() if line.startswith("ended"))
+        ended.append([float(number) for number in line.split()[1:]])
+    assert ended[1] == pytest.approx(ended[0], abs=2e-5)

@@ -39,6 +39,17 @@ CALLS = {
     "hk.loader(x[:0], y[:0], batch_size=1)": "the data set is empty",
     "hk.loader(x, y, batch_size=64, uneven='drop')": "take a batch size of at most 48",
     "hk.loader(x, y, batch_size=6, uneven='repeat')": 'is not one of "pad", "drop"',
+    "hk.loader(x, y, batch_size=6, weights=np.ones(9))": "weights has shape (9,); there is one weight for each of 48 samples",
+    "hk.loader(x, y, batch_size=6, weights=np.ones(48), shuffle=False)": "need shuffle=True",
+    "hk.loader(x, y, batch_size=6, worker=2)": 'did you mean "workers"?',
+    "hk.loader(x, [0, 1, 2], batch_size=6)": "found int",
+    "hk.validation_loader(x, y, batch_size=6, shuffle=True)": "shuffle= is none of a loader's options",
+    "hk.fit(model, x, y, epoch=2)": 'did you mean "epochs"?',
+    "hk.fit(model, train, y)": "x is a Loader, which gives y and sample_weight itself",
+    "hk.fit(model, x, y, validation_split=1.5)": "is not a fraction",
+    "hk.fit(model, x, y, validation_split=0.99)": "leaves none to train on, or none to evaluate",
+    "hk.fit(model, x, y, validation_split=0.5, validation_data=(x, y))": "give one of them",
+    "hk.fit(model, x, y)": "the model is not compiled: call",
     "hk.callbacks(keep=0, checkpoints='c')": "at least the newest checkpoint must stay",
 }
 PLAIN = "optimizer = plain"
