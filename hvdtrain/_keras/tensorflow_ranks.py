@@ -81,10 +81,14 @@ def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any,
 
     By itself it would be one more message, for which the step waits when Horovod does not fuse it with the last gradients.
     """
+    # Some gradients (of a dense layer over masked sequences) have a shape that is known only when the graph runs.
     sizes = {
         index: grad.shape.num_elements()
         for index, grad in enumerate(grads)
-        if form == "none" and not isinstance(grad, tf.IndexedSlices) and grad.dtype == tf.float32
+        if form == "none"
+        and not isinstance(grad, tf.IndexedSlices)
+        and grad.dtype == tf.float32
+        and grad.shape.is_fully_defined()
     }
     if not sizes:
         control = hvd.allreduce(control, op=hvd.Average, name="hvdtrain.control")
@@ -152,4 +156,4 @@ def _average_bf16(hvd: Any, grads: list[Any]) -> list[Any]:
     mine = tf.bitcast(tf.cast(total / size, tf.bfloat16), tf.uint16)
     gathered = tf.bitcast(hvd.allgather(mine, name="hvdtrain.bf16.gather"), tf.bfloat16)[:length]
     parts = tf.split(gathered, [tf.size(grad) for grad in grads])
-    return [tf.cast(tf.reshape(each, grad.shape), grad.dtype) for each, grad in zip(parts, grads, strict=True)]
+    return [tf.cast(tf.reshape(each, tf.shape(grad)), grad.dtype) for each, grad in zip(parts, grads, strict=True)]

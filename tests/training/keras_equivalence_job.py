@@ -35,6 +35,12 @@ def embedding() -> keras.Model:
     return keras.Sequential(layers)
 
 
+def sequences() -> keras.Model:
+    """Whose kernel has a gradient of a shape that TensorFlow does not know before it runs."""
+    layers = [keras.Input((8,)), keras.layers.Embedding(21, 4, mask_zero=True), keras.layers.Dense(5)]
+    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(CLASSES)])
+
+
 class Unused(keras.Model):
     """`never` exists and takes no part: its gradient is None, and weight decay must leave it alone."""
 
@@ -118,6 +124,7 @@ CASES: dict[str, Case] = {
     "sparse": (embedding, lambda: SGD(0.1, momentum=0.9), {"whole": True}),
     "sparse_adam_clipped": (embedding, lambda: Adam(0.01, global_clipnorm=0.5), {"whole": True}),
     "sparse_eager": (embedding, lambda: keras.optimizers.Adagrad(0.01), {"whole": True, "eager": True}),
+    "masked_sequences": (sequences, lambda: SGD(0.1, momentum=0.9), {"whole": True}),
     "fp16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "fp16"}),
     "bf16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "bf16"}),
     "bf16_on_the_wire_eager": (perceptron, lambda: SGD(0.1), {"compression": "bf16", "eager": True}),
