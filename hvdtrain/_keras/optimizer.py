@@ -37,6 +37,7 @@ class Synchronization:
         started: whether model and optimizer have rank 0's state. Before, no step is made.
         scaled: a loss-scaling optimizer is around this one, and is told first.
         applying: inside an update, where the rate is the warmed-up one.
+        asked_to_weight: the model's `train_step` has called `scale_loss`.
     """
 
     wire: Wire
@@ -49,6 +50,7 @@ class Synchronization:
     started: bool = False
     scaled: bool = False
     applying: bool = False
+    asked_to_weight: bool = False
 
 
 class _Averaging:
@@ -74,8 +76,7 @@ class _Averaging:
             state.applying = False
 
     def scale_loss(self: Any, loss: Any) -> Any:
-        # Called by `fit` between forward and backward pass: the place to weight the batch.
-        return super().scale_loss(synchronization(self).wire.weighted(loss))  # type: ignore[misc]
+        return super().scale_loss(_weighted(self, loss))  # type: ignore[misc]
 
     def _filter_empty_gradients(self: Any, grads: Any, variables: Any) -> Any:
         if world().size > 1:
@@ -113,6 +114,13 @@ class _Averaging:
         return keras.ops.minimum(1.0, start + (1.0 - start) * epoch / state.warmup_epochs)
 
 
+def _weighted(optimizer: Any, loss: Any) -> Any:
+    """Called by `fit` between forward and backward pass: the place to weight the batch."""
+    state = synchronization(optimizer)
+    state.asked_to_weight = True
+    return state.wire.weighted(loss)
+
+
 class _AgreeingOnScale:
     """Mixed in front of `LossScaleOptimizer`: an overflow on one rank must make all ranks skip the same step."""
 
@@ -122,7 +130,7 @@ class _AgreeingOnScale:
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def scale_loss(self: Any, loss: Any) -> Any:
-        return super().scale_loss(synchronization(self).wire.weighted(loss))  # type: ignore[misc]
+        return super().scale_loss(_weighted(self, loss))  # type: ignore[misc]
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]

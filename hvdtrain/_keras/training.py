@@ -19,7 +19,7 @@ from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
-from hvdtrain.errors import Diverged
+from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
@@ -190,6 +190,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if first < self._skip:
             return
         self._wire.end_step()
+        if self._part is not None and self._part.weight != 1.0:
+            self._check_weighting()
         # One call may make several steps (steps_per_execution).
         parts = self.loader.batches()[first - self._skip : self._step - self._skip] if self.loader is not None else []
         self._meter.add(sum(part.samples for part in parts))
@@ -201,6 +203,16 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._diverged(math.nan)
         if found.stop:
             self._stop_now()
+
+    def _check_weighting(self) -> None:
+        if not synchronization(self.model.optimizer).asked_to_weight:
+            raise agreed(
+                UserError(
+                    f"the train_step of {type(self.model).__name__} does not call self.optimizer.scale_loss(loss), by which the "
+                    "last step, which the samples do not fill, is weighted: call it before the gradients are computed, as Keras' "
+                    'own train_step does, or give the loader uneven="drop"'
+                )
+            )
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Evaluation within an epoch uses the statistics of all ranks."""

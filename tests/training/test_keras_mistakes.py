@@ -54,6 +54,17 @@ CALLS = {
 }
 PLAIN = "optimizer = plain"
 UPSTREAM = "import horovod.tensorflow.keras as h; optimizer = h.DistributedOptimizer(plain)"
+OWN_STEP = """
+import tensorflow as tf
+class Own(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(data[0], data[1], self(data[0], training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+model = Own(model.layers)
+train = hk.loader(x[:45], y[:45], batch_size=6)
+"""
 MISTAKES = {
     PLAIN: "is a plain one: each of the 2 ranks would train by itself",
     "callbacks = []": "without callbacks=hvdtrain.keras.callbacks()",
@@ -63,6 +74,7 @@ MISTAKES = {
     "optimizer.apply([v.value * 0 for v in model.trainable_variables], model.trainable_variables)": "never agreed on where",
     "optimizer = type(optimizer).from_config(optimizer.get_config())": "or is a copy of one",
     "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3 + world.rank)])": "built different models",
+    OWN_STEP: "the train_step of Own does not call self.optimizer.scale_loss(loss)",
     "callbacks = hk.callbacks(monitor='val_f1', checkpoints='c')": 'monitor="val_f1" is not among loss',
 }
 
