@@ -38,6 +38,17 @@ def nearest(given: str, legal: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+def refuse_unknown(given: Iterable[str], legal: Sequence[str], what: str) -> None:
+    """Names of keyword arguments that are none of `legal`, which are `what`.
+
+    Raises:
+        UserError: names the first one, and all legal ones.
+    """
+    for name in given:
+        if name not in legal:
+            raise UserError(f"{name}= is none of {what} ({', '.join(legal)}){nearest(name, legal)}")
+
+
 def without_traceback(previous: Callable[..., Any]) -> Callable[..., None]:
     """For `sys.excepthook`: a UserError that nobody caught is printed as a message, anything else as `previous` does."""
 

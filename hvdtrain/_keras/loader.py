@@ -11,7 +11,10 @@ import numpy as np
 from hvdtrain._keras.ahead import Ahead, Key
 from hvdtrain._keras.start import in_process, world
 from hvdtrain.data.shard import ShardBatch, Uneven, checked_weights, epoch_order, shard, share, steps_per_epoch
-from hvdtrain.errors import UserError, nearest
+from hvdtrain.errors import UserError, refuse_unknown
+
+#: Of `keras.utils.PyDataset`.
+_OPTIONS = ("workers", "max_queue_size", "use_multiprocessing")
 
 
 class Loader(keras.utils.PyDataset):  # type: ignore[misc]
@@ -152,7 +155,7 @@ def loader(
     Raises:
         UserError: no sample, arrays of different lengths, less than one step with `drop`, or an option that does not exist.
     """
-    _refuse(options)
+    refuse_unknown(options, _OPTIONS, "a loader's options")
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     if uneven not in ("pad", "drop"):
@@ -164,19 +167,10 @@ def validation_loader(
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int, **options: Any
 ) -> ValidationLoader:
     """This rank's share of the data for evaluation: the shares are disjoint and cover it. Arguments as for `loader`."""
-    _refuse(options)
+    refuse_unknown(options, _OPTIONS, "a loader's options")
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     return ValidationLoader(as_arrays(x, y, sample_weight), batch_size * in_process(), options)
-
-
-_OPTIONS = ("workers", "max_queue_size", "use_multiprocessing")
-
-
-def _refuse(options: dict[str, Any]) -> None:
-    for name in options:
-        if name not in _OPTIONS:
-            raise UserError(f"{name}= is none of a loader's options ({', '.join(_OPTIONS)}){nearest(name, _OPTIONS)}")
 
 
 def _of_keras(options: dict[str, Any]) -> dict[str, Any]:

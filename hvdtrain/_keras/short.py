@@ -12,7 +12,7 @@ from hvdtrain._keras.loader import as_arrays, length_of, loader, validation_load
 from hvdtrain._keras.optimizer import DistributedOptimizer
 from hvdtrain._keras.start import world
 from hvdtrain._keras.training import Training
-from hvdtrain.errors import UserError, nearest
+from hvdtrain.errors import UserError, refuse_unknown
 
 
 def compile(model: Any, optimizer: Any, *, lr_rule: str = "auto", warmup_epochs: float = 0.0, **options: Any) -> None:
@@ -52,7 +52,8 @@ def fit(
     Raises:
         UserError: an option that `model.fit` does not have, or arguments that do not go together.
     """
-    _refuse(options)
+    legal = [name for name in inspect.signature(keras.Model.fit).parameters if name != "self"]
+    refuse_unknown(options, legal, "model.fit's arguments")
     if _gives_batches(x):
         if y is not None or sample_weight is not None or validation_split:
             raise UserError(
@@ -99,10 +100,3 @@ def _split(arrays: list[Any], fraction: float) -> tuple[list[Any], list[Any]]:
 
 def _cut(arrays: list[Any], part: slice) -> list[Any]:
     return [None if array is None else keras.tree.map_structure(lambda each: each[part], array) for array in arrays]
-
-
-def _refuse(options: dict[str, Any]) -> None:
-    legal = [name for name in inspect.signature(keras.Model.fit).parameters if name != "self"]
-    for name in options:
-        if name not in legal:
-            raise UserError(f"{name}= is no argument of model.fit{nearest(name, legal)}")

@@ -49,8 +49,8 @@ class Message:
 class Exchange:
     """Averages gradients over the ranks.
 
-    What is done for each gradient stands between the kernels of the backward pass, with cold caches: there it takes ten times as
-    long as in a loop of its own.
+    What is done for each gradient stands between the kernels of the backward pass, with cold caches: there it takes several times
+    as long as in a loop of its own, so it is little.
 
     Attributes:
         names: of the parameters, the same on every rank.

@@ -15,7 +15,7 @@ from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import world
 from hvdtrain._torch.workers import Seeded, Worker, seed_from
 from hvdtrain.data.shard import Uneven, checked_weights, epoch_order, shard, share, steps_left, steps_per_epoch
-from hvdtrain.errors import UserError, nearest
+from hvdtrain.errors import UserError, refuse_unknown
 
 
 class TrainLoader(Protocol):
@@ -252,5 +252,4 @@ def _refuse(options: dict[str, Any]) -> None:
     for name in options:
         if name in _ORDER:
             raise UserError(f"{name}= is not for this loader: {_ORDER[name]}")
-        if name not in legal:
-            raise UserError(f"{name}= is none of DataLoader's options ({', '.join(legal)}){nearest(name, legal)}")
+    refuse_unknown(options, legal, "DataLoader's options")
