@@ -179,8 +179,10 @@ def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
                 f"steps_per_execution={model.steps_per_execution} cannot weight the last step, which the samples do not fill; "
                 'give the loader uneven="drop", or leave steps_per_execution at 1'
             )
-    if world().size > 1 and ours.loader is None:
-        _refuse_the_same_data(arguments["x"])
+    if world().size > 1:
+        _refuse_sums(model)
+        if ours.loader is None:
+            _refuse_the_same_data(arguments["x"])
 
 
 def _build(model: Any, x: Any) -> None:
@@ -209,6 +211,19 @@ def _build_metrics(model: Any, ours: Training) -> None:
     seeds = state.own_state(model)
     model.compute_metrics(x, y, model(x, training=False), sample_weight=weight)
     state.restore_own(model, seeds)
+
+
+def _refuse_sums(model: Any) -> None:
+    """Of Keras' own `train_step`; one of the user's may do with a loss what it likes."""
+    if not type(model).train_step.__module__.startswith("keras."):
+        return
+    for loss in keras.tree.flatten(model.loss):
+        if getattr(loss, "reduction", None) == "sum":
+            raise UserError(
+                f'{type(loss).__name__}(reduction="sum") adds up a batch: averaged over {world().size} ranks it is {world().size} '
+                "times smaller than in one process with all samples. Take Keras' default, the mean, with a learning rate as many "
+                "times larger as the batch has samples"
+            )
 
 
 def _refuse_the_same_data(x: Any) -> None:

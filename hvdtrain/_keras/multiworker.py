@@ -32,10 +32,9 @@ class MultiWorker:
     def __init__(self, session: Session) -> None:
         import horovod.tensorflow as hvd
 
-        hvd.init()
         place = session.world
         # Not by Horovod's broadcast: with TensorFlow's first operation it would be too late to set up its collectives.
-        session.started(hvd.size(), hvd.rank(), lambda address: _mpi().bcast(address))
+        session.start(hvd, lambda address: _mpi().bcast(address))
         host = network.own_address(place)
         members = session.exchange(f"{host}:{_free_port(host)}", lambda value: list(_mpi().allgather(value)))
         hvd.shutdown()

@@ -38,8 +38,7 @@ class HorovodRanks:
     def __init__(self, session: Session) -> None:
         import horovod.tensorflow as hvd
 
-        hvd.init()
-        session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+        session.start(hvd)
         self._hvd = hvd
         self.controller = "mpi" if hvd.mpi_enabled() else "gloo"
 

@@ -27,8 +27,7 @@ class Torch:
     def start(self, session: Session, strategy: str) -> str:
         """Start Horovod; returns its controller."""
         hvd = _horovod()
-        hvd.init()
-        session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+        session.start(hvd)
         return "mpi" if hvd.mpi_enabled() else "gloo"
 
     def ranks(self) -> Messages:

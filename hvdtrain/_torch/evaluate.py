@@ -10,6 +10,7 @@ from torch import nn
 
 from hvdtrain._torch.batch_norm import average_statistics
 from hvdtrain._torch.loader import ValidationLoader
+from hvdtrain._torch.loss_weight import LossWeight, Weigh
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.rows import samples_of
@@ -21,12 +22,14 @@ def evaluate(
     loss: Callable[[Any, Any], torch.Tensor],
     validation: ValidationLoader,
     precision: Precision | str = "fp32",
+    loss_weight: LossWeight | Weigh | None = None,
 ) -> tuple[float, float | None]:
     """Mean loss and accuracy over all samples of `validation`, exactly, on every rank.
 
     All ranks must call it. Statistics of batch-norms are averaged over the ranks first. Accuracy is None when the output is not
-    one score per class, shape (n, classes).
+    one score per class, shape (n, classes). `loss_weight` as for `fit`.
     """
+    weigh = loss_weight if isinstance(loss_weight, LossWeight) else LossWeight(loss, loss_weight)
     if isinstance(precision, str):
         precision = Precision(precision, world().device)
     average_statistics(model)
@@ -36,11 +39,15 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in validation:
+                _, target = batch
+                samples = samples_of(target)
+                counts = weigh(target, samples)
                 input, target = moved(batch, world().device)
                 with precision.autocast():
                     output = model(input)
                     value = loss(output, target)
-                meter.add(value, output, target, samples_of(target))
+                meter.add(value, samples, counts)
+                meter.count_hits(output, target, samples)
                 session().progress("validation")
     finally:
         model.train(was_training)

@@ -122,34 +122,45 @@ class Exchange:
         Returns:
             The sums, shape (n,).
         """
-        # A rank whose loss did not use a parameter sends zeros, or the others would wait for it for ever. Ranks also
-        # say who had a gradient: where nobody had, it stays None as in one process (weight decay must not act on it).
-        present = [float(parameter.grad is not None) for parameter in parameters]
-        for parameter in parameters:
-            message = self.message(parameter)
-            if not message.flights:
-                if parameter.grad is None and not message.sparse:
-                    parameter.grad = torch.zeros_like(parameter)
-                self.start(message)
-        told = self._told or self._tell(present, numbers)
+        missing = [] if self._told is not None else self._start_rest(parameters, numbers)
+        told = self._told
+        assert told is not None
         with session().waiting():
             for message in self.under_way:
                 _land(message)
             sums = [mean * world().size for mean in collectives().wait(told).tolist()]
         self._told = None
         self.under_way.clear()
-        for had, total, parameter in zip(present, sums, parameters, strict=False):
-            if not had and total == 0.0:
-                parameter.grad = None
+        for index in missing:
+            if sums[index] == 0.0:
+                parameters[index].grad = None
         self.local_square = sums[-1]
-        return sums[len(parameters) : -1]
+        return sums[-1 - len(numbers) : -1]
 
-    def _tell(self, present: Sequence[float], numbers: Sequence[float]) -> Flight:
+    def _start_rest(self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]) -> list[int]:
+        """Start what is not under way yet; which of `parameters` this rank had no gradient of.
+
+        A rank whose loss did not use a parameter sends zeros, or the others would wait for it for ever. Ranks also say who had a
+        gradient: where nobody had, it stays None as in one process (weight decay must not act on it).
+        """
+        missing = [index for index, parameter in enumerate(parameters) if parameter.grad is None]
+        for parameter in parameters:
+            message = self.message(parameter)
+            if not message.flights:
+                if parameter.grad is None and not message.sparse:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.start(message)
+        present = [1.0] * len(parameters)
+        for index in missing:
+            present[index] = 0.0
+        self._tell(present, numbers)
+        return missing
+
+    def _tell(self, present: Sequence[float], numbers: Sequence[float]) -> None:
         """In the form of a gradient, so that Horovod fuses it with the last of them."""
         local = float(self.local_square) if self.measure else 0.0
         message = torch.tensor([*present, *numbers, local], dtype=torch.float32)
         self._told = collectives().start_allreduce(message, f"{self.label}.step", average=True)
-        return self._told
 
     def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """In a form that can travel, the tensor itself where it can. The parts of complex numbers add up by themselves."""

@@ -16,6 +16,7 @@ from hvdtrain._torch import generators
 from hvdtrain._torch.checkpoints import Checkpoints, Stateful
 from hvdtrain._torch.early import EarlyStopping
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
+from hvdtrain._torch.loss_weight import LossWeight, Weigh
 from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.start import strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
@@ -38,6 +39,7 @@ def fit(
     precision: str = "fp32",
     accumulate: int = 1,
     clip_norm: float | None = None,
+    loss_weight: Weigh | None = None,
     schedule: rates.Schedule | None = None,
     early_stopping: EarlyStopping | int | None = None,
     checkpoints: Path | str | bool | None = None,
@@ -53,13 +55,16 @@ def fit(
     Args:
         model: from `distribute`.
         optimizer: from `distribute`.
-        loss: of (output, target), the mean over the batch (reduction="mean", the default in torch).
+        loss: of (output, target), the mean over the batch (reduction="mean", the default in torch). Of torch's cross entropy and
+            negative log-likelihood it is known what they divide by where classes are weighted or ignored.
         train: from `loader`; gives (input, target), each a tensor, or a tuple, list or dictionary of them for model and loss.
         validation: from `validation_loader`; gives (input, target).
         epochs: how many, at least 1; those trained before an interruption count.
         precision: "fp32", or autocast to "bf16", or to "fp16" with loss scaling.
         accumulate: batches per rank whose gradients make one step.
         clip_norm: largest norm of the averaged gradient.
+        loss_weight: of a batch's target (not yet on the GPU): what a loss of your own divides by where that is not the number of
+            samples, as the number of tokens that are not padding. So means over ranks' batches are means over their union.
         schedule: factor for the rate by epoch (see `hvdtrain.schedule`); a `Plateau` is fed with the validation loss, without
             validation with the training loss.
         early_stopping: an `EarlyStopping`, or epochs without a better validation loss that are accepted.
@@ -86,7 +91,10 @@ def fit(
     if train.steps is not None:
         synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or -(-train.steps // accumulate)
     saver = _saver(model, optimizer, train, checkpoints, {name: each for name, each in states.items() if each})
-    trainer = Trainer(model, optimizer, synchronizer, loss, train, validation, formats, accumulate, clip_norm, saver)
+    weight = LossWeight(loss, loss_weight)
+    trainer = Trainer(
+        model, optimizer, synchronizer, loss, weight, train, validation, formats, accumulate, clip_norm, saver
+    )
     final = train.epoch + epochs - 1
     with stop.watching():
         finished = saver.resume()

@@ -22,26 +22,34 @@ class Meter:
 
     def __init__(self) -> None:
         self._loss: torch.Tensor | float = 0.0
+        self._weight = 0.0
         self._hits: torch.Tensor | int = 0
         self.samples = 0
         self._classified = True
         self._batches = 0
         self._finite = True
 
-    def add(self, loss: torch.Tensor, output: Any, target: Any, samples: int) -> None:
-        """One batch, of which `samples` count: its mean loss, and what that was computed from."""
+    def add(self, loss: torch.Tensor, samples: int, weight: float | None = None) -> None:
+        """The mean loss of a batch, of which `samples` count, and what it weighs if not as many."""
         self._batches += 1
-        if samples == 0:
-            return
+        self.samples += samples
+        weight = samples if weight is None else weight
+        if weight == 0:
+            return  # of nothing, a mean may be no number
         detached = loss.detach()
         on_cpu = not detached.is_cuda
-        self._loss += float(detached) * samples if on_cpu else detached.double() * samples
-        self.samples += samples
+        self._loss += float(detached) * weight if on_cpu else detached.double() * weight
+        self._weight += weight
+        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
+            self._finite = math.isfinite(self._loss)
+
+    def count_hits(self, output: Any, target: Any, samples: int) -> None:
+        """Of the same batch, what its loss was computed from; this can wait until the gradients are on their way."""
+        if samples == 0:
+            return
         self._classified = self._classified and _is_classification(output, target)
         if self._classified:
             self._hits += _hits(output.detach(), target)
-        if on_cpu or self._batches % _GPU_LOOKS_EVERY == 0:
-            self._finite = math.isfinite(self._loss)
 
     @property
     def finite(self) -> bool:
@@ -53,17 +61,18 @@ class Meter:
 
         The ranks also tell each other who was asked to stop.
         """
-        own = [float(self._loss), self.samples, float(self._hits), not self._classified, *own_stop()]
-        loss, samples, hits, not_classified, *asked = sum_over_ranks(own)
+        own = [float(self._loss), self._weight, self.samples, float(self._hits), not self._classified, *own_stop()]
+        loss, weight, samples, hits, not_classified, *asked = sum_over_ranks(own)
         agree_to_stop(asked)
         if samples == 0:
             raise UserError("no rank had a sample")
-        return loss / samples, None if not_classified else hits / samples, int(samples)
+        return loss / weight if weight else math.nan, None if not_classified else hits / samples, int(samples)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums."""
         return {
             "loss": float(self._loss),
+            "weight": self._weight,
             "hits": int(self._hits),
             "samples": self.samples,
             "classified": self._classified,
@@ -72,6 +81,7 @@ class Meter:
     def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
         """Go on from the sums of these ranks together."""
         self._loss = math.fsum(state["loss"] for state in states) if len(states) != 1 else states[0]["loss"]
+        self._weight = math.fsum(state["weight"] for state in states)
         self._hits = sum(state["hits"] for state in states)
         self.samples = sum(state["samples"] for state in states)
         self._classified = all(state["classified"] for state in states)

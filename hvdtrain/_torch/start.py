@@ -73,8 +73,7 @@ def init(strategy: str = "horovod") -> World:
 def _start(session: Session, strategy: str) -> Collectives:
     import horovod.torch as hvd
 
-    hvd.init()
-    session.started(hvd.size(), hvd.rank(), lambda address: hvd.broadcast_object(address, 0, name="control"))
+    session.start(hvd)
     if strategy == "horovod":
         return Horovod()
     from hvdtrain._torch import process_group

@@ -48,6 +48,7 @@ class Synchronizer:
         last_rate: learning rate of the first group in the last step, warm-up included.
         clock: seconds waiting for other ranks before steps, and in the optimizer's own step.
         not_finite: this rank's loss is no number; set before a step, it makes `diverged` True on all ranks after it.
+        weight: of this rank's batches of the step, set before it; of all ranks' together after it.
         loss_scale: what gradients are multiplied with in this step.
         adascale: its gain, where the rule is "adascale".
         averaged: called once, as soon as the gradients of this step are: to look at them or change them.
@@ -70,6 +71,7 @@ class Synchronizer:
     clock: Clock = field(default_factory=lambda: Clock("cpu"))
     not_finite: bool = False
     diverged: bool = False
+    weight: float = 0.0
     loss_scale: float = 1.0
     adascale: rates.AdaScale | None = None
     averaged: Callable[[], None] | None = None
@@ -163,13 +165,12 @@ class Synchronizer:
         numbers = self._numbers()
         if world().size > 1:
             with self.clock.phase("allreduce"):
-                parameters: list[nn.Parameter] = []
-                if self.ddp is None:
-                    self._adopt_later_ones()
-                    parameters = self._parameters()
-                numbers = self.exchange.finish(parameters, numbers)
+                known, later = ([], []) if self.ddp is not None else self._known_and_later_ones()
+                numbers = self.exchange.finish(known, numbers)
+                if later:
+                    self._adopt(later)
         agree_to_stop(numbers[:3])
-        self.diverged = numbers[3] > 0
+        self.diverged, self.weight = numbers[3] > 0, numbers[4]
         if self.exchange.measure and not self._synchronized:
             self._measured()
         self._synchronized = True
@@ -209,20 +210,33 @@ class Synchronizer:
         self.exchange.start(message, self._numbers() if last else None)
 
     def _numbers(self) -> list[float]:
-        """That all ranks learn the sums of in this step, shape (4,)."""
-        return [*own_stop(), float(self.not_finite)]
+        """That all ranks learn the sums of in this step, shape (5,)."""
+        return [*own_stop(), float(self.not_finite), self.weight]
 
     def begin_step(self) -> None:
         """Gradients from here on are not averaged yet."""
         self._synchronized = False
         self.exchange.local_square = 0.0
 
-    def _adopt_later_ones(self) -> None:
-        """Parameters added after `distribute`, on every rank alike: agree on their values, then treat them as the others."""
-        for parameter in self._parameters():
-            if parameter not in self._hooked:
-                self._hook(parameter)
-                broadcast_tensors({self.exchange.names[parameter]: parameter})
+    def _known_and_later_ones(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters whose gradients come by hooks, and those that were added to the optimizer since."""
+        parameters = self._parameters()
+        later = [parameter for parameter in parameters if parameter not in self._hooked]
+        return (parameters, later) if not later else ([each for each in parameters if each in self._hooked], later)
+
+    def _adopt(self, later: list[nn.Parameter]) -> None:
+        """Parameters added after `distribute`, on every rank alike: agree on their values, then treat them as the others.
+
+        Their gradients of this step travel by themselves, for the others' may be under way already.
+        """
+        for parameter in later:
+            self._hook(parameter)
+            broadcast_tensors({self.exchange.names[parameter]: parameter})
+        exchange = self.exchange
+        measure, square = exchange.measure, exchange.local_square
+        exchange.measure = False
+        exchange.finish(later, ())
+        exchange.measure, exchange.local_square = measure, square
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # The first of args is the optimizer itself.

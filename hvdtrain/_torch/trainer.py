@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from hvdtrain import record
 from hvdtrain._torch.checkpoints import Checkpoints
 from hvdtrain._torch.evaluate import evaluate, moved
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
+from hvdtrain._torch.loss_weight import LossWeight
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.start import world
@@ -29,14 +31,22 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 #: Optimizer steps between two measurements of the gradient noise.
 NOISE_EVERY = 50
+# Weights travel in single precision.
+_EQUAL = 1e-6
 
 
 @dataclass
 class _Group:
-    """Batches whose gradients make one optimizer step together."""
+    """Batches whose gradients make one optimizer step together.
+
+    Attributes:
+        weight: of this rank's; None where that is their number of samples.
+        full: no rank has less to give than it could.
+    """
 
     batches: int = 0
     union: int = 0
+    weight: float | None = None
     full: bool = True
     first_square: float | None = None
 
@@ -49,6 +59,7 @@ class Trainer:
     optimizer: Optimizer
     synchronizer: Synchronizer
     loss: Loss
+    loss_weight: LossWeight
     train: TrainLoader
     validation: ValidationLoader | None
     precision: Precision
@@ -83,7 +94,7 @@ class Trainer:
         self._stop_if_asked()
         val_loss, val_acc = None, None
         if self.validation is not None:
-            val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision)
+            val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision, self.loss_weight)
         ended = time.perf_counter()
         self.synchronizer.epochs_done = float(self._number)
         clock = self.synchronizer.clock
@@ -127,13 +138,15 @@ class Trainer:
             clock.start("data")
             batch = next(batches, None)
             if batch is not None:
+                _, target = batch
+                counts = self.loss_weight(target, self.train.samples)
                 input, target = moved(batch, world().device)
             clock.stop("data")
             if batch is None:
                 break
             given += 1
             last = group.batches + 1 == self.accumulate or given == left
-            self._batch(input, target, group, last)
+            self._batch(input, target, counts, group, last)
             if last:
                 self._step(group, ended=given == left)
                 group = _Group()
@@ -141,8 +154,12 @@ class Trainer:
             # Nobody could know that the epoch would end here: what was kept back goes now.
             self._step(group, ended=True)
 
-    def _batch(self, input: Any, target: Any, group: _Group, last: bool) -> None:
-        """Forward and backward pass of one batch; gradients travel with the `last` one of the group."""
+    def _batch(self, input: Any, target: Any, counts: float | None, group: _Group, last: bool) -> None:
+        """Forward and backward pass of one batch; gradients travel with the `last` one of the group.
+
+        Args:
+            counts: what the batch weighs; None for its number of samples.
+        """
         clock, train, full = self.synchronizer.clock, self.train, self.train.batch_size * world().size
         group.batches += 1
         group.union += train.union
@@ -150,15 +167,21 @@ class Trainer:
         with clock.phase("forward"), self.precision.autocast():
             output = self.model(input)
             value = self.loss(output, target)
-        self._meter.add(value, output, target, train.samples)
+        self._meter.add(value, train.samples, counts)
         self.precision.tell(self.synchronizer)
         measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
+        weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
+        if counts is not None:
+            counts /= self.loss_weight.unit(target, counts, train.samples)
+            group.weight = (group.weight or 0.0) + counts
+            weight *= counts / train.samples if counts else 0.0
+        self.synchronizer.not_finite = not self._meter.finite
+        self.synchronizer.weight = group.weight or 0.0
         if last:
             self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
-            self.synchronizer.not_finite = not self._meter.finite
-        weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
         with clock.phase("backward"), nullcontext() if last else self.synchronizer.no_sync():
             self.precision.scaled(value * weight if weight != 1.0 else value).backward()
+        self._meter.count_hits(output, target, train.samples)
         if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
             group.first_square = self.synchronizer.square_norm()
 
@@ -193,13 +216,15 @@ class Trainer:
                 _clip(self.optimizer, self.clip_norm)
 
     def _rescale(self, group: _Group) -> None:
-        """Each batch was weighted by its share of a full one; together they must weigh 1."""
-        if self.accumulate == 1:
+        """Each batch was weighted by its share of a full one, or of the step's samples; together they must weigh 1."""
+        supposed = self.train.batch_size * world().size if self.accumulate > 1 else group.union
+        weight = group.union if group.weight is None else self.synchronizer.weight
+        group.full = group.full and math.isclose(weight, group.union, rel_tol=_EQUAL)
+        if not weight or math.isclose(supposed, weight, rel_tol=_EQUAL):
             return
-        factor = self.train.batch_size * world().size / group.union
         for parameter in _with_gradient(self.optimizer):
             assert parameter.grad is not None
-            parameter.grad.mul_(factor)
+            parameter.grad.mul_(supposed / weight)
 
     def _measure(self, group: _Group) -> None:
         """Noise of the gradient, in steps where it is looked at."""

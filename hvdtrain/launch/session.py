@@ -4,8 +4,7 @@ Used by the framework faces, in this order:
 
     session = Session(world, framework="torch")
     session.prepare()                      # every check, in Python; sets HOROVOD_* for Gloo
-    hvd.init()                             # from here on a failure of Gloo would be an abort that nothing can catch
-    session.started(hvd.size(), hvd.rank(), broadcast)
+    session.start(hvd)                     # from here on a failure of Gloo would be an abort that nothing can catch
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hvdtrain import record, stop
 from hvdtrain.errors import UserError, without_traceback
@@ -32,6 +31,7 @@ from hvdtrain.launch.preflight import (
     CONNECT_TIMEOUT_VARIABLE,
     DEFAULT_CONNECT_TIMEOUT,
     DEFAULT_STALL_TIMEOUT,
+    FUSION_BYTES,
     OPEN_MPI,
     STALL_TIMEOUT_VARIABLE,
     LaunchError,
@@ -126,19 +126,22 @@ class Session:
         peer = another_node(self.world) if self.world.nodes > 1 else None
         return network.resolve(peer) if peer else None
 
-    # --- after hvd.init() ---
+    # --- hvd.init() ---
 
-    def started(self, size: int, rank: int, broadcast: Callable[[Address | None], Address]) -> None:
-        """Horovod has started: is it the world that was launched?
+    def start(self, hvd: Any, broadcast: Callable[[Address | None], Address] | None = None) -> None:
+        """Start Horovod: is it the world that was launched?
 
         Args:
-            size: what Horovod says.
-            rank: what Horovod says.
-            broadcast: gives every rank what rank 0 passed; used where no file led to rank 0 (MPI).
+            hvd: "horovod.torch" or "horovod.tensorflow".
+            broadcast: gives every rank what rank 0 passed, used where no file led to rank 0 (MPI); Horovod's own if None.
 
         Raises:
             LaunchError: the sizes or ranks differ.
         """
+        if not hvd.nccl_built() and not os.environ.get("HOROVOD_AUTOTUNE"):
+            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
+        hvd.init()
+        size, rank = hvd.size(), hvd.rank()
         if self.world.size == 1:
             return
         if (size, rank) != (self.world.size, self.world.rank):
@@ -150,7 +153,8 @@ class Session:
                 "built with MPI (srun --mpi=list shows what SLURM has), or plain srun for Gloo"
             )
         if self._watchdog is None:
-            self._watch(broadcast(self._open_control() if rank == 0 else None))
+            address = self._open_control() if rank == 0 else None
+            self._watch(broadcast(address) if broadcast else hvd.broadcast_object(address, 0, name="control"))
         # Before, a signal ends this process as it always did: a launcher that was refused hurries its ranks with one.
         stop.install(self._on_stop)
         atexit.register(self.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch.optim import SGD, AdamW
 
 import hvdtrain.torch as ht
 from hvdtrain import lr
-from tests.training.scenarios import convolution, perceptron, samples
+from hvdtrain.record import Epoch
+from tests.training.scenarios import CLASSES, TOKENS, convolution, perceptron, samples, tokens
 
 State = dict[str, torch.Tensor]
 KEYS = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "samples", "lr", "grad_norm")
@@ -27,23 +29,53 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int]] = {
     "fit_adamw_step": ({"schedule": lr.step(0.5, 0.7)}, 101),
     "fit_scaled": ({"schedule": lr.exponential(0.8)}, 101),
     "fit_sync_batch_norm": ({}, 96),
+    "fit_class_weights": ({}, 101),
+    "fit_ignored_class": ({"accumulate": 2, "clip_norm": 0.1}, 101),
+    "fit_padding": ({"accumulate": 3}, 106),
+    "fit_loss_weight": ({"loss_weight": lambda target: (target >= 0).sum()}, 101),
 }
+
+
+def _mean_over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    sums = nn.functional.cross_entropy(output, target, ignore_index=-1, reduction="sum")
+    return sums / max(1, int((target >= 0).sum()))
+
+
+#: Losses that divide by something else than samples.
+LOSSES: dict[str, Any] = {
+    "fit_class_weights": nn.CrossEntropyLoss(weight=torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0]), label_smoothing=0.1),
+    "fit_ignored_class": functools.partial(nn.functional.cross_entropy, ignore_index=1),
+    "fit_padding": nn.CrossEntropyLoss(),
+    "fit_loss_weight": _mean_over_tokens,
+}
+#: Of these a sample is a row of tokens, padded with this.
+PADDED = {"fit_padding": -100, "fit_loss_weight": -1}
 
 
 def _fit(name: str, union: int, world: Any) -> tuple[State, list[dict[str, Any]]]:
     options, n = SCENARIOS[name]
     torch.manual_seed(5 if world.rank == 0 else 50 + world.rank)
     model = ht.convert_sync_batchnorm(_two_norms()) if name == "fit_sync_batch_norm" else perceptron()
+    data, unseen = samples(n, 7), samples(43, 8)
+    if name in PADDED:
+        model = nn.Sequential(nn.Linear(8, CLASSES * TOKENS), nn.Unflatten(1, (CLASSES, TOKENS)))
+        data, unseen = (tokens(each, PADDED[name]) for each in (data, unseen))
     rule, rate = ("linear", 0.12 / world.size) if name == "fit_scaled" else ("none", 0.1)
     if name == "fit_adamw_step":
         optimizer: torch.optim.Optimizer = AdamW(model.parameters(), lr=0.01)
     else:
         optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
     model, optimizer = ht.distribute(model, optimizer, lr_rule=rule)
-    loader = ht.loader(samples(n, 7), union // world.size, seed=3)
-    validation = ht.validation_loader(samples(43, 8), 10)
-    history = ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, validation, epochs=3, **options)
-    return model.state_dict(), [{key: getattr(entry, key) for key in KEYS} for entry in history]
+    loader = ht.loader(data, union // world.size, seed=3)
+    validation = ht.validation_loader(unseen, 10)
+    loss = LOSSES.get(name, nn.CrossEntropyLoss())
+    history = ht.fit(model, optimizer, loss, loader, validation, epochs=3, **options)
+    return model.state_dict(), _reported(history)
+
+
+def _reported(history: list[Epoch]) -> list[dict[str, Any]]:
+    """Without what an epoch has not: tokens no accuracy."""
+    return [{key: value for key in KEYS if (value := getattr(entry, key)) is not None} for entry in history]
 
 
 def _two_norms() -> nn.Module:
@@ -76,7 +108,7 @@ def _decisions(union: int, world: Any) -> list[dict[str, Any]]:
     history = ht.fit(
         model, optimizer, nn.CrossEntropyLoss(), loader, validation, epochs=40, schedule=plateau, early_stopping=early
     )
-    return [{key: getattr(entry, key) for key in KEYS} for entry in history]
+    return _reported(history)
 
 
 def run(union: int, world: Any, strategy: str) -> tuple[dict[str, State], dict[str, list[dict[str, Any]]]]:

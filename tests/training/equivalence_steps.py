@@ -86,15 +86,20 @@ def _train(name: str, union: int, world: Any) -> State:
     return model.state_dict()
 
 
-def _group_added_later(union: int, world: Any) -> State:
+def _group_added_later(union: int, world: Any, before_backward: bool) -> State:
+    """Or when the gradients of the step are on their way already."""
     torch.manual_seed(2)
     model = perceptron()
     optimizer = SGD(model[0].parameters(), lr=0.1, momentum=0.9)
     trained, _ = ht.distribute(model, optimizer, lr_rule="none")
     for step, (x, y) in enumerate(ht.loader(samples(96, 7), union // world.size, seed=3)):
+        loss = nn.functional.cross_entropy(trained(x), y)
+        if not before_backward:
+            loss.backward()
         if step == 2:
             optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.05})
-        nn.functional.cross_entropy(trained(x), y).backward()
+        if before_backward:
+            loss.backward()
         optimizer.step()
         model.zero_grad()
     return model.state_dict()
@@ -203,7 +208,8 @@ def run(union: int, world: Any, strategy: str, only: list[str] | None = None) ->
         **{name: lambda name=name: _train(name, union, world) for name in SCENARIOS},
         **{name: lambda name=name: _between_backward_and_step(name, union, world) for name in BETWEEN},
         "weighted_samples": lambda: _weighted(union, world),
-        "group_added_later": lambda: _group_added_later(union, world),
+        "group_added_later": lambda: _group_added_later(union, world, before_backward=True),
+        "group_added_before_step": lambda: _group_added_later(union, world, before_backward=False),
         "group_taken_out": lambda: _group_taken_out(union, world),
         "state_kept_at_wrapping": lambda: _state_kept_at_wrapping(union, world),
     }

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 CLASSES = 5
+TOKENS = 3
 WORDS = 40
 
 
@@ -87,3 +88,11 @@ def texts(n: int, seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(0, WORDS, (n, 4), generator=generator)
     return TensorDataset(words, torch.randint(0, CLASSES, (n,), generator=generator))
+
+
+def tokens(of: TensorDataset, padding: int) -> TensorDataset:
+    """The same inputs, each with a row of `TOKENS` classes, shape (n, TOKENS), of which most are padding, in many rows all."""
+    x, generator = of.tensors[0], torch.Generator().manual_seed(len(of))
+    length = torch.randint(-TOKENS, TOKENS + 1, (len(of), 1), generator=generator)
+    target = torch.randint(0, CLASSES, (len(of), TOKENS), generator=generator)
+    return TensorDataset(x, torch.where(torch.arange(TOKENS) < length, target, padding))

@@ -20,8 +20,9 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 plain = keras.optimizers.SGD(0.1)
 optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1))
 train, callbacks = hk.loader(x, y, batch_size=6), hk.callbacks()
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CHANGE
-model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.compile(optimizer, loss)
 train = train if isinstance(train, tuple) else (train,)
 model.fit(*train, epochs=1, callbacks=callbacks, verbose=0)
 print("trained")
@@ -74,6 +75,7 @@ MISTAKES = {
     "optimizer.apply([v.value * 0 for v in model.trainable_variables], model.trainable_variables)": "never agreed on where",
     "optimizer = type(optimizer).from_config(optimizer.get_config())": "or is a copy of one",
     "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3 + world.rank)])": "built different models",
+    "loss.reduction = 'sum'": "it is 2 times smaller than in one process with all samples",
     OWN_STEP: "the train_step of Own does not call self.optimizer.scale_loss(loss)",
     "callbacks = hk.callbacks(monitor='val_f1', checkpoints='c')": 'monitor="val_f1" is not among loss',
 }

@@ -155,10 +155,13 @@ def test_hits_are_those_of_torch(kind: torch.dtype) -> None:
     target = torch.randint(0, 7, (200,), generator=generator)
     target[3], target[9] = 4, 0
     meter = Meter()
-    meter.add(torch.tensor(0.5), output.requires_grad_(), target, 200)
+    meter.add(torch.tensor(0.5), 200)
+    meter.count_hits(output.requires_grad_(), target, 200)
     assert meter.over_ranks() == (0.5, int((output.argmax(dim=1) == target).sum()) / 200, 200)
-    meter.add(torch.tensor(0.5), output[:0], target[:0], 0)
-    meter.add(torch.tensor(1.0), torch.zeros(3, 2), torch.zeros(3), 3)
+    meter.add(torch.tensor(0.5), 0)
+    meter.count_hits(output[:0], target[:0], 0)
+    meter.add(torch.tensor(1.0), 3)
+    meter.count_hits(torch.zeros(3, 2), torch.zeros(3), 3)
     assert meter.over_ranks()[1:] == (None, 203), "targets that are no classes"
 
 

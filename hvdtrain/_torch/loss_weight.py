@@ -1,0 +1,94 @@
+"""What a batch weighs in a mean loss over several: with padding or class weights not the number of its samples.
+
+A mean over tokens divides by the tokens that are not padding, one with class weights by the weights of the classes that came. The
+mean of two ranks' means is then not the mean over both, unless each counts for what it was divided by.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain._torch.start import sum_over_ranks
+from hvdtrain.errors import UserError
+
+#: Of a batch's target: what its mean loss was divided by.
+Weigh = Callable[[Any], float]
+_FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
+
+
+class LossWeight:
+    """By a `weigh` of the user's, else by what the loss is known to divide by, else by samples.
+
+    Args:
+        loss: of (output, target).
+        weigh: None for what the loss itself tells: cross entropy and negative log-likelihood, as a module, as the function, or as a
+            partial of it.
+    """
+
+    def __init__(self, loss: Any, weigh: Weigh | None = None) -> None:
+        self._weigh = weigh
+        self._known = _known(loss)
+        self._unit: float | None = None
+
+    def __call__(self, target: Any, samples: int) -> float | None:
+        """Of a batch of which `samples` count, all of it or none; None: as many as samples.
+
+        A target on a GPU would have to be waited for: with neither class weights nor an `ignore_index` it is not looked at there.
+
+        Raises:
+            UserError: the user's function gives no number, or a negative one.
+        """
+        if self._weigh is not None:
+            return _checked(self._weigh(target)) if samples else 0.0
+        if self._known is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
+            return None
+        class_weights, ignored = self._known
+        if class_weights is None and ignored < 0 and target.is_cuda:
+            return None
+        if not samples:
+            return 0.0
+        counts = target != ignored
+        if class_weights is None:
+            return float(torch.count_nonzero(counts))
+        return float(class_weights.to(target.device, torch.float64)[target[counts]].sum())
+
+    def unit(self, target: Any, weight: float, samples: int) -> float:
+        """What weights are given in while gradients travel; all ranks must ask together the first time.
+
+        It keeps gradients about as large as they are, whatever a sample weighs, and is a power of two, which changes no digit.
+        """
+        if self._unit is None:
+            if self._weigh is None and target.ndim == 1:
+                self._unit = 1.0
+            else:
+                total, count = sum_over_ranks([weight, samples])
+                self._unit = 2.0 ** round(math.log2(total / count)) if total > 0 else 1.0
+        return self._unit
+
+
+def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:
+    """Class weights and the ignored class of a loss that divides by what they leave."""
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return (loss.weight, loss.ignore_index) if loss.reduction == "mean" else None
+    function, options = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
+    if function not in _FUNCTIONS or options.get("reduction", "mean") != "mean":
+        return None
+    return options.get("weight"), options.get("ignore_index", -100)
+
+
+def _checked(weight: Any) -> float:
+    try:
+        found = float(weight)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise UserError(
+            f"loss_weight gave {weight!r} for a batch: it must be a number of 0 or more, such as how many tokens count"
+        )
+    return found
