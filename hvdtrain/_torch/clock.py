@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +10,20 @@ import torch
 PHASES = ("data", "forward", "backward", "allreduce", "optimizer")
 # Events that wait to be read; a read costs nothing once the device is past them.
 _MOST_PENDING = 4096
+
+
+class Phase:
+    """The time inside is added to a clock's; made once, for a generator would be made anew in every step."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock.start(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._clock.stop(self._name)
 
 
 class Clock:
@@ -29,6 +41,7 @@ class Clock:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._began: dict[str, Any] = {}
         self._pending: list[tuple[str, Any, Any]] = []
+        self._phases = {name: Phase(self, name) for name in PHASES}
 
     def start(self, phase: str) -> None:
         """The phase begins."""
@@ -44,12 +57,9 @@ class Clock:
         if len(self._pending) >= _MOST_PENDING:
             self._read()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Phase:
         """Add the time inside to `name`."""
-        self.start(name)
-        yield
-        self.stop(name)
+        return self._phases[name]
 
     def reset(self) -> None:
         """A new epoch begins."""

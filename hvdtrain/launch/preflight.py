@@ -36,7 +36,7 @@ OPEN_MPI = {f"OMPI_MCA_btl_tcp_{limit}": str(SEGMENT_BYTES + 4096) for limit in 
 
 
 #: How large gradients that Horovod sends as one may be together, where it adds on CPUs. They are copied to a buffer and back, which
-#: costs more than a message of its own from this size on (bench/fusion.py). With NCCL, not measured, Horovod's own 128 MB stay.
+#: costs more than a message of its own from this size on (bench/settings.py). With NCCL, not measured, Horovod's own 128 MB stay.
 FUSION_BYTES = 4 * 2**20
 
 

@@ -21,11 +21,18 @@ def test_messages_arrive(launcher: str, ranks: int) -> None:
     assert f"{ranks} ranks agree" in ended.out
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1052672"), ("70000", "70000")])
-def test_open_mpi_sends_pieces_of_gradients_unasked_unless_the_user_says_otherwise(
-    given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("OMPI_MCA_btl_tcp_eager_limit", None, "1052672"),
+        ("OMPI_MCA_btl_tcp_eager_limit", "70000", "70000"),
+        ("HOROVOD_FUSION_THRESHOLD", None, "4194304"),
+        ("HOROVOD_FUSION_THRESHOLD", "1000000", "1000000"),
+    ],
+)
+def test_limits_of_messages_are_ours_unless_the_user_says_otherwise(
+    name: str, given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "OMPI_MCA_btl_tcp_eager_limit"
     monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
     script = tmp_path / "settings.py"
     script.write_text(f"import os\nimport hvdtrain.torch as ht\nht.init()\nprint('limit', os.environ[{name!r}])\n")

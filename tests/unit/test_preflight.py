@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.preflight import gloo_variables, own_problem, seconds_from
 from hvdtrain.launch.rendezvous import Address
+from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
 ALONE = World(0, 2, 0, 2, 0, 1, "node1", "cpu", "local")
@@ -71,3 +74,19 @@ def test_what_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HVDTRAIN_STALL_TIMEOUT", text)
     with pytest.raises(Exception, match="is not a number of seconds"):
         seconds_from("HVDTRAIN_STALL_TIMEOUT", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("nccl", "autotune", "expected"), [(0, None, str(4 * 2**20)), (22800, None, None), (0, "1", None)]
+)
+def test_fusion_is_limited_where_cpus_copy_and_nobody_tunes(
+    nccl: int, autotune: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if autotune:
+        monkeypatch.setenv("HOROVOD_AUTOTUNE", autotune)
+    hvd = SimpleNamespace(nccl_built=lambda: nccl, init=lambda: None, size=lambda: 1, rank=lambda: 0)
+    Session(replace(ALONE, size=1, local_size=1), "torch").start(hvd)
+    assert os.environ.get("HOROVOD_FUSION_THRESHOLD") == expected
