@@ -6,9 +6,10 @@
     sudo python bench/settings.py --link 1gbit        # each rank on a node of a test cluster
 
 Gradients that are ready at the same time travel together as long as they are no larger than HOROVOD_FUSION_THRESHOLD; for that
-they are copied to a buffer and back. Ranks agree on what is ready at most every HOROVOD_CYCLE_TIME. The contenders are values of one
-of them, the jobs those of `step_torch.py` and `step_keras.py` with all that is on by default, in processes of their own that take
-turns. Printed are medians over the rounds, and the median of the ratios to Horovod's own value within a round: below 1 is faster.
+they are copied to a buffer and back. Ranks agree on what is ready at most every HOROVOD_CYCLE_TIME. The contenders are values of
+one of them, the jobs those of `step_torch.py` and `step_keras.py` with all that is on by default, in processes of their own that
+take turns. Printed are medians over the rounds, and the median of the ratios to Horovod's own value within a round: below 1 is
+faster.
 """
 
 from __future__ import annotations

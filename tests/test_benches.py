@@ -28,6 +28,7 @@ TINY = {
     "overheads": ["--steps", "40", "--width", "64"],
     "overheads_keras": ["--turns", "2", "--width", "32"],
     "profile_step": ["--tiny"],
+    "settings": ["--tiny"],
     "setup": ["--tiny"],
     "slow_network": ["--tiny"],
     "startup": ["--tiny"],
