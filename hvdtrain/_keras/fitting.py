@@ -214,8 +214,8 @@ def _build_metrics(model: Any, ours: Training) -> None:
 
 
 def _refuse_sums(model: Any) -> None:
-    """Of Keras' own `train_step`; one of the user's may do with a loss what it likes."""
-    if not type(model).train_step.__module__.startswith("keras."):
+    """Of Keras' own steps; one of the user's may do with a loss what it likes."""
+    if not all(step.__module__.startswith("keras.") for step in (type(model).train_step, type(model).compute_loss)):
         return
     for loss in keras.tree.flatten(model.loss):
         if getattr(loss, "reduction", None) == "sum":

@@ -33,9 +33,10 @@ class LossWeight:
     """
 
     def __init__(self, loss: Any, weigh: Weigh | None = None) -> None:
+        self._loss = loss
         self._weigh = weigh
-        self._known = _known(loss)
         self._unit: float | None = None
+        self._class_weights: tuple[torch.Tensor, int, torch.Tensor] | None = None
 
     def __call__(self, target: Any, samples: int) -> float | None:
         """Of a batch of which `samples` count, all of it or none; None: as many as samples.
@@ -47,9 +48,10 @@ class LossWeight:
         """
         if self._weigh is not None:
             return _checked(self._weigh(target)) if samples else 0.0
-        if self._known is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
+        known = _known(self._loss)
+        if known is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
-        class_weights, ignored = self._known
+        class_weights, ignored = known
         if class_weights is None and ignored < 0 and target.is_cuda:
             return None
         if not samples:
@@ -59,7 +61,7 @@ class LossWeight:
         counts = target != ignored
         if class_weights is None:
             return float(counts.sum())
-        return float(class_weights.to(target.device, torch.float64)[target[counts]].sum())
+        return float(self._beside(target, class_weights)[target[counts]].sum())
 
     def unit(self, target: Any, weight: float, samples: int) -> float:
         """What weights are given in while gradients travel; all ranks must ask together the first time.
@@ -73,6 +75,16 @@ class LossWeight:
                 total, count = sum_over_ranks([weight, samples])
                 self._unit = 2.0 ** round(math.log2(total / count)) if total > 0 else 1.0
         return self._unit
+
+    def _beside(self, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Class weights where the target is; copied once, for a copy from a GPU waits for all that it has to do."""
+        if (kept := self._class_weights) is not None:
+            given, version, copy = kept
+            if given is weights and version == weights._version and copy.device == target.device:
+                return copy
+        copy = weights.detach().to(target.device, torch.float64, copy=True)
+        self._class_weights = (weights, weights._version, copy)
+        return copy
 
 
 def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import hvdtrain.torch as ht
 from hvdtrain import lr, record
 from hvdtrain._torch.evaluate import moved
+from hvdtrain._torch.loss_weight import LossWeight
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.replicas import digest
 from hvdtrain.errors import UserError
@@ -333,3 +335,45 @@ def test_the_table_of_rates_is_printed_and_recorded(
     # A second training of a script has a folder of its own.
     ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, epochs=1)
     assert any(path.name.startswith("checkpoints-") for path in tmp_path.iterdir())
+
+
+def test_a_batch_weighs_what_its_mean_loss_was_divided_by() -> None:
+    torch.manual_seed(0)
+    output, target = torch.randn(40, 5, 3), torch.randint(0, 5, (40, 3))
+    target[::3, 1:] = -100
+    weight, functional = torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0]), nn.functional
+    options: list[dict[str, Any]] = [
+        {},
+        {"weight": weight},
+        {"ignore_index": 2},
+        {"weight": weight, "ignore_index": 0, "label_smoothing": 0.2},
+    ]
+    for given in options:
+        labels = target.where(target >= 0, given["ignore_index"]) if "ignore_index" in given else target
+        total = nn.CrossEntropyLoss(**given, reduction="sum")(output, labels)
+        loss = nn.CrossEntropyLoss(**given)
+        for known in (loss, functools.partial(functional.cross_entropy, **given)):
+            found = LossWeight(known)(labels, 40)
+            assert found == pytest.approx(float(total / loss(output, labels)), rel=1e-5), given
+    plain = target.clamp(min=0)
+    assert LossWeight(functional.nll_loss)(plain, 40) == LossWeight(nn.NLLLoss())(plain, 40) == 120
+    assert LossWeight(nn.CrossEntropyLoss())(target, 0) == 0
+    for other in (nn.CrossEntropyLoss(reduction="sum"), nn.MSELoss(), lambda output, target: output.sum()):
+        assert LossWeight(other)(plain, 40) is None
+    assert LossWeight(nn.CrossEntropyLoss())(output.softmax(1), 40) is None, "probabilities are a mean over samples"
+
+
+def test_class_weights_may_change_while_training_goes_on() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    weigh, target = LossWeight(loss), torch.tensor([0, 1, 1])
+    assert weigh(target, 3) == 3
+    loss.weight[1] = 4.0
+    assert weigh(target, 3) == 9
+    loss.weight = torch.tensor([2.0, 2.0, 2.0])
+    assert weigh(target, 3) == 6
+
+
+@pytest.mark.parametrize("given", [float("nan"), -1, "many", None])
+def test_a_loss_weight_that_is_none_is_refused(given: object) -> None:
+    with pytest.raises(UserError, match="it must be a number of 0 or more"):
+        LossWeight(nn.MSELoss(), lambda target: given)(torch.ones(3), 3)  # type: ignore[arg-type,return-value]
