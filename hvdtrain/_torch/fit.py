@@ -16,7 +16,7 @@ from hvdtrain._torch import generators
 from hvdtrain._torch.checkpoints import Checkpoints, Stateful
 from hvdtrain._torch.early import EarlyStopping
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
-from hvdtrain._torch.loss_weight import LossWeight, Weigh
+from hvdtrain._torch.loss_weight import LossWeight, Weigh, adds_up
 from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.start import strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
@@ -82,7 +82,7 @@ def fit(
         raise UserError(
             "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
         )
-    _refuse(train, epochs, accumulate, clip_norm)
+    _refuse(loss, train, epochs, accumulate, clip_norm)
     early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
     formats = Precision(precision, world().device)
     states: dict[str, Stateful | None] = {"scaler": formats.scaler, "early_stopping": early}
@@ -134,7 +134,12 @@ def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]
         raise
 
 
-def _refuse(train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:
+def _refuse(loss: Loss, train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:
+    if adds_up(loss) and (world().size > 1 or accumulate > 1):
+        raise UserError(
+            'the loss adds up a batch (reduction="sum"), but those of several ranks or accumulated ones are averaged: training would '
+            "depend on how many they are. Take the mean, with a learning rate as many times larger as the batch has samples"
+        )
     if epochs < 1:
         raise UserError(f"epochs={epochs}: train for at least one")
     if accumulate < 1:

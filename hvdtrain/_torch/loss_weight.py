@@ -87,6 +87,12 @@ class LossWeight:
         return copy
 
 
+def adds_up(loss: Any) -> bool:
+    """Is it known to be the sum over a batch, not its mean?"""
+    given = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
+    return bool(given == "sum")
+
+
 def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:
     """Class weights and the ignored class of a loss that divides by what they leave."""
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):

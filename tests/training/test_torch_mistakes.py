@@ -22,12 +22,21 @@ def backward():
 CLIPPED = "backward()\nnn.utils.clip_grad_norm_(model.parameters(), 0.1)\noptimizer.step()"
 ZEROED = "backward()\noptimizer.zero_grad(set_to_none=False)\noptimizer.step()"
 TWICE = "backward()\nbackward()"
+SUMMED = """
+train = ht.loader(torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8, 4)), 2)
+ht.fit(model, optimizer, nn.MSELoss(reduction="sum"), train, epochs=1)
+"""
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("rest", "advice"),
-    [(CLIPPED, "synchronize(optimizer)"), (ZEROED, "synchronize(optimizer)"), (TWICE, "no_sync(optimizer)")],
+    [
+        (CLIPPED, "synchronize(optimizer)"),
+        (ZEROED, "synchronize(optimizer)"),
+        (TWICE, "no_sync(optimizer)"),
+        (SUMMED, "Take the mean"),
+    ],
 )
 def test_gradients_treated_wrongly_are_noticed(rest: str, advice: str, tmp_path: Path) -> None:
     script = tmp_path / "mistaken.py"
