@@ -137,8 +137,8 @@ def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]
 def _refuse(loss: Loss, train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:
     if adds_up(loss) and (world().size > 1 or accumulate > 1):
         raise UserError(
-            'the loss adds up a batch (reduction="sum"), but those of several ranks or accumulated ones are averaged: training would '
-            "depend on how many they are. Take the mean, with a learning rate as many times larger as the batch has samples"
+            'the loss adds up a batch (reduction="sum"), but those of several ranks or accumulated ones are averaged: training '
+            "would depend on how many they are. Take the mean, with a learning rate as many times larger as the batch has samples"
         )
     if epochs < 1:
         raise UserError(f"epochs={epochs}: train for at least one")
