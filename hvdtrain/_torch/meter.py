@@ -81,7 +81,8 @@ class Meter:
     def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
         """Go on from the sums of these ranks together."""
         self._loss = math.fsum(state["loss"] for state in states) if len(states) != 1 else states[0]["loss"]
-        self._weight = math.fsum(state["weight"] for state in states)
+        # Checkpoints of before there were weights counted samples.
+        self._weight = math.fsum(state.get("weight", state["samples"]) for state in states)
         self._hits = sum(state["hits"] for state in states)
         self.samples = sum(state["samples"] for state in states)
         self._classified = all(state["classified"] for state in states)
