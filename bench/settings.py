@@ -1,6 +1,6 @@
 """How much Horovod should send as one, and how long it should wait for it: the time of a step by a setting of Horovod.
 
-    python bench/settings.py --ranks 2,4 --json bench/results/settings_fusion.json
+    python bench/settings.py --ranks 2,4
     python bench/settings.py --vary cycle --launcher local
     python bench/settings.py --framework tensorflow
     sudo python bench/settings.py --link 1gbit        # each rank on a node of a test cluster
@@ -20,7 +20,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from turns import finish, in_cluster, in_ranks, machine, on_nodes, ratio, spread, step_parser, table, take_turns
+from turns import (
+    finish,
+    in_cluster,
+    in_ranks,
+    machine,
+    on_nodes,
+    passed_on,
+    ratio,
+    spread,
+    step_parser,
+    table,
+    take_turns,
+)
 
 KB, MB = 2**10, 2**20
 #: What can be varied: its variable, and values by what they are called; the last is Horovod's own.
@@ -37,7 +49,7 @@ SCRIPTS = {"torch": "step_torch.py", "tensorflow": "step_keras.py"}
 def seconds(options: argparse.Namespace, ranks: int, variable: str, value: float) -> dict[str, float]:
     """Of a step, by model."""
     script = Path(__file__).with_name(SCRIPTS[options.framework])
-    words = [*(["--tiny"] if options.tiny else []), *(["--models", options.models] if options.models else [])]
+    words = passed_on(options)
     environ = {"OMP_NUM_THREADS": "1", variable: str(value)}
     if options.link:
         environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])

@@ -169,7 +169,7 @@ def compare_steps(
     if options.tiny:
         options.ranks, options.rounds = "2", 1
     facts, rows, figures = machine(), [], {}
-    words = [*(["--tiny"] if options.tiny else []), *(["--models", options.models] if options.models else [])]
+    words = passed_on(options)
     ours = next(iter(contenders))
     for size in map(int, options.ranks.split(",")):
         threads = {"OMP_NUM_THREADS": str(max(1, facts["cores"] // size))}
@@ -194,6 +194,11 @@ def compare_steps(
         *(f"{ours} against {name}" for name in rivals),
     ]
     finish(options, facts, table(header, rows), {"steps": figures})
+
+
+def passed_on(options: argparse.Namespace) -> list[str]:
+    """What the ranks of a step bench are told, too."""
+    return [*(["--tiny"] if options.tiny else []), *(["--models", options.models] if options.models else [])]
 
 
 def chosen(options: argparse.Namespace, models: Mapping[str, Result]) -> dict[str, Result]:

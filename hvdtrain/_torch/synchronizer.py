@@ -221,8 +221,8 @@ class Synchronizer:
     def _known_and_later_ones(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Parameters whose gradients come by hooks, and those that were added to the optimizer since."""
         parameters = self._parameters()
-        later = [parameter for parameter in parameters if parameter not in self._hooked]
-        return (parameters, later) if not later else ([each for each in parameters if each in self._hooked], later)
+        known = [parameter for parameter in parameters if parameter in self._hooked]
+        return known, [parameter for parameter in parameters if parameter not in self._hooked]
 
     def _adopt(self, later: list[nn.Parameter]) -> None:
         """Parameters added after `distribute`, on every rank alike: agree on their values, then treat them as the others.

@@ -139,10 +139,10 @@ def test_the_time_limit_ends_in_a_checkpoint_and_another_start(stories: Lab) -> 
 def test_a_node_whose_daemon_dies(stories: Lab) -> None:
     cell = "n2-v100-lr0.01"
     until(lambda: sum(restart == 1 for _, restart in stories.epochs("node", cell)) >= 2, 300)
-    # Its ranks lived on beside the new ones until they saw that they had been replaced.
     assert stories("cancel", "node").returncode == 0
     stories.wait("node", "cancelled")
     until(lambda: (stories.cell("node", cell) / "result.json").exists())
+    # Its first ranks lived on beside the new ones until they saw that they had been replaced.
     assert each_once(stories, "node", cell, len(stories.epochs("node", cell))) == [0, 1]
     log = stories.log("node", cell)
     assert "srun: error: Node failure on" in log
