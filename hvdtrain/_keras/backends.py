@@ -59,6 +59,15 @@ class Wire(Protocol):
     def weighted(self, loss: Any) -> Any:
         """The loss times the batch's weight."""
 
+    def of_union(self, loss: Any, divisor: Any, name: str) -> Any:
+        """A mean over this rank's batch, such that the average over ranks, each `weighted`, is the mean over the union.
+
+        Args:
+            loss: a sum divided by `divisor`; 0 where that is 0.
+            divisor: shape (), float32.
+            name: the same on all ranks, and no other's in this step.
+        """
+
     def gradients_computed(self, grads: list[Any]) -> None:
         """For the clock: the backward pass of this rank is over."""
 

@@ -11,8 +11,9 @@ import keras
 
 from hvdtrain import stop
 from hvdtrain._keras import state
-from hvdtrain._keras.backends import backend
+from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.loss_weight import UnionLosses
 from hvdtrain._keras.metrics import world_metrics
 from hvdtrain._keras.optimizer import (
     agree_on_scale,
@@ -98,7 +99,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
         _build_metrics(model, ours)
     arguments["x"], ours.make_step = backend().training(model, train, arguments["class_weight"])
     arguments["validation_data"] = backend().feed(arguments["validation_data"])
-    with stop.watching(), world_metrics(model), _timed(model, synchronization(model.optimizer).wire):
+    wire = synchronization(model.optimizer).wire
+    with stop.watching(), world_metrics(model), UnionLosses(wire) as losses, _steps(model, wire, losses):
         try:
             history = original(model, **arguments)
         finally:
@@ -253,18 +255,19 @@ def _others(given: list[Any], ours: Training) -> list[Any]:
     return others
 
 
-class _timed:
-    """Tell the clock when a batch has arrived: the step of the model is the first that sees it."""
+class _steps:
+    """Around the model's own step, which is the first that sees a batch: tells the clock, and makes losses the union's."""
 
-    def __init__(self, model: Any, wire: Any) -> None:
-        self._model, self._wire = model, wire
+    def __init__(self, model: Any, wire: Wire, losses: UnionLosses) -> None:
+        self._model, self._wire, self._losses = model, wire, losses
 
     def __enter__(self) -> None:
         own = self._model.train_step
 
         def train_step(data: Any) -> Any:
             self._wire.data_arrived(data)
-            return own(data)
+            with self._losses.step():
+                return own(data)
 
         self._model.train_step = train_step
         self._model.make_train_function(force=True)

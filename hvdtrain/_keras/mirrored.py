@@ -149,6 +149,15 @@ class _Wire:
     def weighted(self, loss: Any) -> Any:
         return loss
 
+    def of_union(self, loss: Any, divisor: Any, name: str) -> Any:
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            return loss
+        # The loss will weigh as many as its samples are (`average`), and shall weigh as much as its divisor.
+        own = tf.stack([tf.stop_gradient(divisor), self._samples[_device()]])
+        share, weight = tf.unstack(tf.math.divide_no_nan(own, context.all_reduce(tf.distribute.ReduceOp.SUM, own)))
+        return loss * tf.cast(tf.math.divide_no_nan(share, weight), loss.dtype)
+
     def gradients_computed(self, grads: list[Any]) -> None:
         """Nothing to do."""
 

@@ -78,6 +78,13 @@ class TensorFlowWire:
         self._no_number.assign(tf.cast(tf.logical_not(tf.math.is_finite(loss)), tf.float32))
         return loss * tf.cast(self._weight, loss.dtype)
 
+    def of_union(self, loss: Any, divisor: Any, name: str) -> Any:
+        if self._ranks is None:
+            return loss
+        own = tf.stop_gradient(divisor) * tf.cast(self._weight > 0.0, tf.float32)
+        mean = self._ranks.sum(own, name) / world().size
+        return loss * tf.cast(tf.math.divide_no_nan(own, mean * self._weight), loss.dtype)
+
     def data_arrived(self, data: Any) -> None:
         """For the clock: a batch is there."""
         self._mark("data", tf.nest.flatten(data))

@@ -148,6 +148,15 @@ class TorchWire:
         self._no_number = not bool(torch.isfinite(loss))
         return loss * self._weight
 
+    def of_union(self, loss: Any, divisor: Any, name: str) -> Any:
+        if world().size == 1:
+            return loss
+        hvd = _horovod()
+        own = float(divisor) if self._weight else 0.0
+        with session().waiting():
+            mean = float(hvd.allreduce(torch.tensor([own]), op=hvd.Average, name=f"hvdtrain.{name}"))
+        return loss * (own / mean / self._weight if own else 0.0)
+
     def gradients_computed(self, grads: list[Any]) -> None:
         self._tick("backward")
 

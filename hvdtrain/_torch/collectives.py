@@ -5,6 +5,7 @@ Every call must be made by all ranks. What is named may be started in any order;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,22 +48,44 @@ class Horovod:
 
     def __init__(self) -> None:
         import horovod.torch as hvd
+        from horovod.common.exceptions import HorovodInternalError
+        from horovod.torch import mpi_ops
 
-        self._hvd = hvd
+        self._hvd, self._ops, self._error = hvd, mpi_ops, HorovodInternalError
+        # Divisor and operation; as Horovod's Python has them, which on ROCm divides by itself.
+        self._average = (hvd.size(), hvd.Sum) if hvd.rocm_built() else (1, hvd.Average)
+        #: Horovod's compiled function by type of tensor and kind of device.
+        self._allreduce: dict[tuple[torch.dtype, bool], Callable[..., int]] = {}
 
     def start_allreduce(self, tensor: torch.Tensor, name: str, average: bool) -> Flight:
-        op = self._hvd.Average if average else self._hvd.Sum
-        return Flight(self._hvd.allreduce_async_(tensor, name=name, op=op), tensor)
+        # In a step this is called for each gradient, and `hvd.allreduce_async_`, which puts the name of the compiled function
+        # together each time, would take three times as long (36 instead of 12 us on an AMD EPYC).
+        kind = tensor.dtype, tensor.is_cuda
+        if (start := self._allreduce.get(kind)) is None or not tensor.is_contiguous():
+            # Refuses what cannot be sent.
+            function = self._ops._check_function(self._ops._allreduce_function_factory, tensor)
+            start = self._allreduce[kind] = getattr(self._ops.mpi_lib, function)
+        divisor, operation = self._average if average else (1, self._hvd.Sum)
+        try:
+            handle = start(tensor, tensor, divisor, name.encode(), operation, 1.0, 1.0, 0)
+        except RuntimeError as error:
+            raise self._error(error) from None
+        return Flight(handle, tensor)
 
     def start_allgather(self, tensor: torch.Tensor, name: str) -> Flight:
         return Flight(self._hvd.allgather_async(tensor, name=name))
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> Flight:
-        return Flight(self._hvd.broadcast_async_(tensor, 0, name=name), tensor)
+        return Flight(self._hvd.broadcast_async_(tensor, 0, name=name))
 
     def wait(self, flight: Flight) -> torch.Tensor:
-        result: torch.Tensor = self._hvd.synchronize(flight.handle)
-        return result
+        if flight.tensor is None:
+            return self._hvd.synchronize(flight.handle)  # type: ignore[no-any-return]
+        try:
+            self._ops.mpi_lib.horovod_torch_wait_and_clear(flight.handle)
+        except RuntimeError as error:
+            raise self._error(error) from None
+        return flight.tensor
 
     def broadcast_object(self, value: Any, name: str) -> Any:
         # Named, because Horovod would name it after its type, which may be another on rank 0.

@@ -41,6 +41,15 @@ def sequences() -> keras.Model:
     return keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(CLASSES)])
 
 
+def tokens() -> keras.Model:
+    """One answer for each token, and one for each sequence whose loss divides by weights."""
+    x = keras.Input((8,))
+    hidden = keras.layers.Embedding(21, 4, mask_zero=True)(x)
+    hidden = keras.layers.Dense(5, "tanh", kernel_regularizer="l2")(hidden)
+    pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+    return keras.Model(x, [keras.layers.Dense(CLASSES)(hidden), keras.layers.Dense(CLASSES)(pooled)])
+
+
 class Unused(keras.Model):
     """`never` exists and takes no part: its gradient is None, and weight decay must leave it alone."""
 
@@ -125,6 +134,11 @@ CASES: dict[str, Case] = {
     "sparse_adam_clipped": (embedding, lambda: Adam(0.01, global_clipnorm=0.5), {"whole": True}),
     "sparse_eager": (embedding, lambda: keras.optimizers.Adagrad(0.01), {"whole": True, "eager": True}),
     "masked_sequences": (sequences, lambda: SGD(0.1, momentum=0.9), {"whole": True}),
+    "tokens": (tokens, lambda: SGD(0.1, momentum=0.9), {"tokens": True}),
+    "tokens_eager": (tokens, lambda: SGD(0.1, momentum=0.9), {"tokens": True, "eager": True}),
+    "tokens_last_step": (tokens, lambda: SGD(0.1, momentum=0.9), {"tokens": True, "n": 101}),
+    "tokens_fewer_than_ranks": (tokens, lambda: SGD(0.1, momentum=0.9), {"tokens": True, "n": 97}),
+    "tokens_accumulated": (tokens, lambda: SGD(0.1, gradient_accumulation_steps=2), {"tokens": True}),
     "fp16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "fp16"}),
     "bf16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "bf16"}),
     "bf16_on_the_wire_eager": (perceptron, lambda: SGD(0.1), {"compression": "bf16", "eager": True}),
@@ -151,6 +165,20 @@ def samples(n: int, seed: int, whole: bool = False, huge: bool = False) -> tuple
     return x, rng.integers(0, CLASSES, n)
 
 
+def sentences(n: int) -> tuple[Any, Any, Any]:
+    """Of one to eight tokens; some of them, and all of every third sentence, have a class that does not count."""
+    rng = np.random.default_rng(9)
+    lengths = rng.integers(1, 9, n)
+    x = rng.integers(1, 21, (n, 8)) * (np.arange(8) < lengths[:, None])
+    each, whole = rng.integers(0, CLASSES, (n, 8)), rng.integers(0, CLASSES, n)
+    each[::3] = 4
+    return (
+        x.astype("float32"),
+        (each, whole),
+        (np.ones((n, 8), "float32"), np.exp(rng.normal(size=n)).astype("float32")),
+    )
+
+
 def train(name: str, union: int) -> dict[str, list[Any]]:
     build, optimizer_for, options = CASES[name]
     world = hk.world()
@@ -161,12 +189,26 @@ def train(name: str, union: int) -> dict[str, list[Any]]:
     optimizer = hk.DistributedOptimizer(optimizer, lr_rule="none", compression=options.get("compression", "none"))
     keras.config.set_dtype_policy(options.get("policy", "float32"))
     model = build()
-    model.compile(optimizer, loss_of(from_logits=True), run_eagerly=options.get("eager", False), jit_compile=False)
+    loss: Any = loss_of(from_logits=True)
     x, y = samples(options.get("n", 96), 7, options.get("whole", False), options.get("huge", False))
     weights = 1.0 + 9 * (y == options["oversampled"]) if "oversampled" in options else None
-    train = hk.loader(x, y, batch_size=union // replicas(), seed=3, weights=weights)
-    model.fit(train, epochs=2, callbacks=[Began(), *hk.callbacks(checkpoints=False)], verbose=0)
+    data: tuple[Any, ...] = (x, y)
+    if options.get("tokens"):
+        data = sentences(len(x))
+        loss = [
+            loss_of(from_logits=True, ignore_class=4),
+            loss_of(from_logits=True, reduction="mean_with_sample_weight"),
+        ]
+    model.compile(optimizer, loss, run_eagerly=options.get("eager", False), jit_compile=False)
+    train = hk.loader(*data, batch_size=union // replicas(), seed=3, weights=weights)
+    # Ranks have different numbers of its batches, so nothing may wait for others there.
+    validation = hk.validation_loader(*sentences(43), batch_size=10) if options.get("tokens") else None
+    callbacks = [Began(), *hk.callbacks(checkpoints=False)]
+    history = model.fit(train, validation_data=validation, epochs=2, callbacks=callbacks, verbose=0).history
     ended = {"weights": [np.asarray(value, "float64") for value in model.get_weights()]}
+    if options.get("tokens"):
+        # Not those of single outputs and of validation: Keras makes a mean over batches of them, which ranks divide differently.
+        ended["losses"] = [np.asarray(history["loss"], "float64")]
     if name.startswith("gradients_none"):
         ended["began"] = gather_objects(Began.weights)[0]
     if options.get("policy") == "mixed_float16":

@@ -45,6 +45,7 @@ SOME = (
         "eager",
         "last_step_shared_out",
         "sparse_adam_clipped",
+        "tokens_last_step",
     ),
     *("bf16_on_the_wire", "mixed_float16", "overflow_on_one_rank"),
 )

@@ -16,9 +16,27 @@ from tests.worlds import Ended, run_world
 
 JOB = Path(__file__).with_name("keras_equivalence_job.py")
 RESUME = Path(__file__).with_name("keras_resume_job.py")
-BOTH = ("sgd_momentum", "adamw", "global_clipnorm", "weight_decay", "last_step_shared_out", "sparse", "mixed_bfloat16")
+BOTH = (
+    "tokens",
+    "tokens_last_step",
+    "sgd_momentum",
+    "adamw",
+    "global_clipnorm",
+    "weight_decay",
+    "last_step_shared_out",
+    "sparse",
+    "mixed_bfloat16",
+)
 CASES = {
-    "multiworker": (*BOTH, "fewer_samples_than_ranks", "eager", "sparse_adam_clipped", "gradients_none_eager", "ema"),
+    "multiworker": (
+        *BOTH,
+        "fewer_samples_than_ranks",
+        "eager",
+        "tokens_fewer_than_ranks",
+        "sparse_adam_clipped",
+        "gradients_none_eager",
+        "ema",
+    ),
     "mirrored": (*BOTH, "eager", "schedule"),
 }
 
