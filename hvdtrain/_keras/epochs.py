@@ -13,7 +13,6 @@ from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.start import sum_over_ranks, world
-from hvdtrain.errors import UserError, agreed
 from hvdtrain.noise import NoiseScale
 from hvdtrain.record import Epoch
 
@@ -45,25 +44,6 @@ def quantities(logs: dict[str, float]) -> Quantities:
         logs.get("val_loss"),
         logs.get(f"val_{accuracy}") if accuracy else None,
     )
-
-
-def score(logs: dict[str, float], monitor: str | None) -> float | None:
-    """Of the model after an epoch with these logs, higher is better; None without logs.
-
-    Raises:
-        UserError: `monitor` is not among them.
-    """
-    if not logs:
-        return None
-    if monitor is not None:
-        if monitor not in logs:
-            raise agreed(UserError(f'monitor="{monitor}" is not among {", ".join(sorted(logs))}'))
-        return -logs[monitor] if "loss" in monitor or "error" in monitor else logs[monitor]
-    found = quantities(logs)
-    if found.val_acc is not None:
-        return found.val_acc
-    loss = found.val_loss if found.val_loss is not None else found.train_loss
-    return None if loss is None else -loss
 
 
 class EpochMeter:

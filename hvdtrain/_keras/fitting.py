@@ -15,6 +15,7 @@ from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.loss_weight import UnionLosses
 from hvdtrain._keras.metrics import world_metrics
+from hvdtrain._keras.monitor import Monitor
 from hvdtrain._keras.optimizer import (
     agree_on_scale,
     is_distributed,
@@ -38,6 +39,7 @@ def callbacks(
     keep: int = 2,
     replica_check: bool = True,
     monitor: str | None = None,
+    mode: str = "auto",
 ) -> list[keras.callbacks.Callback]:
     """What `model.fit` needs to stay in step; add your own callbacks to the list.
 
@@ -50,8 +52,9 @@ def callbacks(
         keep: newest checkpoints that stay, besides the best.
         replica_check: compare the ranks' parameters after the first step and every 200 steps.
         monitor: name in the logs whose best value marks the best checkpoint; default: validation accuracy, else a loss.
+        mode: "min" or "max", where the metric itself ("auto") does not say which value of `monitor` is the best.
     """
-    return [Training(checkpoints, keep, replica_check, monitor)]
+    return [Training(checkpoints, keep, replica_check, Monitor(monitor, mode))]
 
 
 def guard_fit() -> None:
@@ -117,12 +120,14 @@ def _go_on(model: Any, ours: Training, arguments: dict[str, Any]) -> None:
     ours.history = {key: list(values) for key, values in content["history"].items()}
     if content["consumed"] and model.steps_per_execution > 1:
         content["consumed"] = 0  # calls of several steps cannot begin at any step: this epoch begins anew
-    arguments["initial_epoch"] = max(arguments["initial_epoch"], content["epoch"])
+    over = content["epoch"] >= arguments["epochs"] or content.get("stopped_early", False)
+    ours.over = over
+    arguments["initial_epoch"] = max(arguments["initial_epoch"], arguments["epochs"] if over else content["epoch"])
     if world().rank != 0:
         return
     size = len(content["ranks"])
     ranks = "" if size == world().size else f" of {size} rank{'s' if size > 1 else ''}, now {world().size}"
-    if content["epoch"] >= arguments["epochs"]:
+    if over:
         print(
             f"hvdtrain: {content['epoch']} epochs were trained before ({ours.checkpoints.folder}): nothing is left to do"
         )

@@ -95,6 +95,12 @@ def _seeds(model: Any) -> list[Any]:
 
 def statistics(model: Any) -> list[Any]:
     """Variables that each rank computes from its own data: moving averages of batch normalisation and their like."""
+    # Those that layers may train are the same everywhere, though frozen ones are among the non-trainable.
+    frozen = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+    return [variable for variable in _not_trained(model) if id(variable) not in frozen]
+
+
+def _not_trained(model: Any) -> list[Any]:
     seeds = {id(variable) for variable in _seeds(model)}
     return [
         variable
@@ -138,7 +144,9 @@ def restore_own(model: Any, state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     backend().set_random_state(state["backend"])
     _assign(_seeds(model), state["seeds"])
-    _assign(statistics(model), state["statistics"])
+    variables = statistics(model)
+    # Earlier versions kept frozen weights among them.
+    _assign(variables if len(state["statistics"]) == len(variables) else _not_trained(model), state["statistics"])
 
 
 def restore_metrics(model: Any, state: dict[str, Any]) -> None:

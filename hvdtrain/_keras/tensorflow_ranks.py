@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain import objects
 from hvdtrain._keras.backends import Messages
 from hvdtrain.launch.session import Session
 
@@ -60,11 +61,16 @@ class HorovodRanks:
         return [float(value) for value in self.sum(tf.constant(list(values), tf.float64), "sum").numpy()]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        gathered: list[Any] = self._hvd.allgather_object(value)
-        return gathered
+        def send(array: np.ndarray, label: str) -> np.ndarray:
+            return self._hvd.allgather(tf.constant(array), name=label).numpy()  # type: ignore[no-any-return]
+
+        return objects.gather(value, self._hvd.size(), send, "hvdtrain.objects")
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        return self._hvd.broadcast_object(value, root_rank=0, name=name)
+        def send(array: np.ndarray, label: str) -> np.ndarray:
+            return self._hvd.broadcast(tf.constant(array), 0, name=label).numpy()  # type: ignore[no-any-return]
+
+        return objects.broadcast(value, self._hvd.rank(), send, f"hvdtrain.{name}")
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """As bytes, since Horovod does not know every type."""

@@ -11,6 +11,7 @@ import torch
 
 from hvdtrain._keras.backends import NORM_EVERY, Agreed, Messages, Wire
 from hvdtrain._keras.start import session, world
+from hvdtrain._torch.collectives import Horovod
 from hvdtrain.errors import UserError
 from hvdtrain.launch.session import Session
 from hvdtrain.world import World
@@ -94,11 +95,10 @@ class _HorovodMessages:
         return [float(value) for value in total.tolist()]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        gathered: list[Any] = _horovod().allgather_object(value)
-        return gathered
+        return Horovod().gather_objects(value, "hvdtrain.objects")
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        return _horovod().broadcast_object(value, root_rank=0, name=name)
+        return Horovod().broadcast_object(value, f"hvdtrain.{name}")
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """As bytes, since Horovod does not know every type."""

@@ -14,8 +14,9 @@ from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._keras import state
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
-from hvdtrain._keras.epochs import EpochMeter, effective_rate, score
+from hvdtrain._keras.epochs import EpochMeter, effective_rate
 from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.monitor import Monitor
 from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
@@ -33,7 +34,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         checkpoints: None: under the run folder, if there is one; a path; False: none.
         keep: newest checkpoints that stay, besides the best.
         replica_check: whether to compare the ranks' parameters every so often.
-        monitor: whose best value marks the best checkpoint; None: validation accuracy, else validation loss, else loss.
+        monitor: marks the best checkpoint.
     """
 
     def __init__(
@@ -41,19 +42,20 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         checkpoints: Path | str | bool | None = None,
         keep: int = 2,
         replica_check: bool = True,
-        monitor: str | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         super().__init__()
         self._asked, self._keep = checkpoints, keep
         self.checkpoints = Checkpoints(None, keep)
         self.epochs_before = 0
         self._replica_check = replica_check
-        self._monitor = monitor
+        self._monitor = monitor or Monitor()
         self.others: list[Any] = []
         self.loader: Loader | None = None
         self.make_step: Any = None  # in place of the model's own train function, if anything
         self.content: dict[str, Any] | None = None
         self.history: dict[str, list[float]] = {}
+        self.over = False  # all that this `fit` was to train was trained before
         self._log: EpochLog | None = None
         self._meter = EpochMeter()
         self._skip = 0
@@ -66,7 +68,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def begin(self, fit: int, epochs_before: int) -> None:
         """Another `fit` of this process: its number from 1, and the epochs that those before it have recorded."""
         self.checkpoints = Checkpoints(folder_for(self._asked, fit), self._keep)
-        self.epochs_before, self.history = epochs_before, {}
+        self.epochs_before, self.history, self.over = epochs_before, {}, False
         self.content = self.checkpoints.load()
 
     # --- beginning ---
@@ -87,6 +89,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if record.run_dir() is not None and world().rank == 0:
             batch = self.loader.batch_size // in_process() if self.loader is not None else None
             record.note(batch_size=batch, precision=_precision(self.model))
+        if record.run_dir() is not None and world().rank == 0 and not self.over:
+            # What stands there from its first epoch on will be trained again: a finished `fit` leaves it, it may be a later one's.
             first = self.epochs_before + self.done + 1
             self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
         self._show_rates(inner)
@@ -224,12 +228,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         session().progress("validation")
 
     def before_others(self) -> None:
-        """The epoch has ended, and no other callback has changed the learning rate yet."""
+        """The epoch has ended, and no other callback has changed the learning rate yet, or kept the weights."""
+        self._average_statistics()
+        self._note_rate()
+
+    def _note_rate(self) -> None:
         self._meter.rate = effective_rate(self.model.optimizer)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Record, save, and see whether anybody was asked to stop meanwhile."""
-        self._average_statistics()
         logs = {key: float(value) for key, value in (logs or {}).items()}
         entry = self._meter.entry(self.epochs_before + epoch + 1, logs, self._wire, self.loader)
         if self._log is not None:
@@ -238,9 +245,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.history.setdefault(key, []).append(value)
         if "loss" in logs and not math.isfinite(logs["loss"]):
             self._diverged(logs["loss"], recorded=True)
-        self._save(epoch + 1, consumed=0, logs=logs)
+        # `EarlyStopping` has been asked by now.
+        stops = bool(self.model.stop_training)
+        self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
         self.content = None
-        if sum_over_ranks([float(stop.requested() != 0)])[0] > 0 and epoch + 1 < self.params["epochs"]:
+        if sum_over_ranks([float(stop.requested() != 0)])[0] > 0 and not stops and epoch + 1 < self.params["epochs"]:
             self._stopped(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -262,7 +271,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _diverged(self, loss: float, recorded: bool = False) -> None:
         if not recorded:
-            self.before_others()
+            self._note_rate()
             # All ranks: the entry sums over them, though rank 0 alone writes it.
             entry = self._meter.entry(self.epochs_before + self._epoch + 1, {"loss": loss}, self._wire, self.loader)
             if self._log is not None:
@@ -293,20 +302,21 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.end()
         raise stop.Stopped(f"{stop.name(number)} came to {told}; stopped {where}; {left}")
 
-    def _save(self, epoch: int, consumed: int, logs: dict[str, float]) -> None:
+    def _save(self, epoch: int, consumed: int, logs: dict[str, float], stopped_early: bool = False) -> None:
         if self.checkpoints.folder is None:
             return
         content = {
             **state.shared_state(self.model, self.model.optimizer),
             "epoch": epoch,
             "consumed": consumed,
+            "stopped_early": stopped_early,
             "meter": self._meter.saved(),
             "history": self.history,
             "callbacks": {name: state.plain_attributes(callback) for name, callback in self._named_others()},
         }
         own = state.own_state(self.model)
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        self.checkpoints.save(content, own, epoch, step, score(logs, self._monitor))
+        self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
 
 
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]

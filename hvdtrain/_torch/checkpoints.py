@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,6 +25,9 @@ from hvdtrain._torch.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
 
 _VERSION = 1
+#: What numbers of numpy are pickled as: a learning rate may be one, and what a scheduler computes.
+_OF_NUMPY: list[Any] = [np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+_OF_NUMPY += [type(np.dtype(kind)) for kind in "?bhilqBHILQefd"]
 
 
 class Stateful(Protocol):
@@ -103,6 +108,8 @@ class Checkpoints:
         if watch:
             _watch()
         self.partials: list[dict[str, Any]] = []
+        #: By `resume`, which can do it for as many ranks as there were.
+        self.generators_restored = False
 
     def save(
         self, epoch: int, score: float | None = None, *, within: bool = False, partial: dict[str, Any] | None = None
@@ -193,7 +200,17 @@ class Checkpoints:
             raise AgreedCheckpointError(problem)
         if content is None:
             return 0
-        return self._restore(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True), path)
+        try:
+            with torch.serialization.safe_globals(_OF_NUMPY):
+                payload = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            # The message goes on about how to load what is not trusted.
+            what = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), str(error))
+            raise AgreedCheckpointError(
+                f"checkpoint {path} holds more than numbers, tensors, lists and dictionaries, which may be code: {what.strip()}. "
+                "Let the state_dict() of what is kept in it (schedulers, states=) give such values only"
+            ) from None
+        return self._restore(payload, path)
 
     def _restore(self, payload: dict[str, Any], path: Path | None) -> int:
         try:
@@ -220,6 +237,7 @@ class Checkpoints:
             for name, value in ranks[rank]["statistics"].items():
                 buffers[name].copy_(value)
             self.partials = own[rank : rank + 1]
+            self.generators_restored = True
         elif not lost:
             # Sums over ranks come out right wherever the parts are.
             self.partials = own if rank == 0 else [{} for _ in own[:1]]
@@ -302,7 +320,9 @@ def _write_payload(payload: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def _rescale_scheduler(state: Stateful, factors: list[float]) -> None:
-    """torch's schedulers remember the rates that they began with."""
+    """torch's schedulers remember the rates that they began with; some are made of others."""
+    for part in getattr(state, "_schedulers", ()):
+        _rescale_scheduler(part, factors)
     begun = getattr(state, "base_lrs", None)
     if begun is not None:
         state.base_lrs = [rate * factor for rate, factor in zip(begun, factors, strict=True)]  # type: ignore[attr-defined]

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+
+from hvdtrain import objects
 
 
 @dataclass(slots=True)
@@ -88,9 +91,15 @@ class Horovod:
         return flight.tensor
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        # Named, because Horovod would name it after its type, which may be another on rank 0.
-        return self._hvd.broadcast_object(value, root_rank=0, name=name)
+        def send(array: np.ndarray, label: str) -> np.ndarray:
+            # Horovod writes into the memory of what it is given, and pickled bytes are read-only.
+            tensor = torch.from_numpy(array.copy())
+            return self._hvd.broadcast_(tensor, 0, name=label).numpy()  # type: ignore[no-any-return]
+
+        return objects.broadcast(value, self._hvd.rank(), send, name)
 
     def gather_objects(self, value: Any, name: str) -> list[Any]:
-        gathered: list[Any] = self._hvd.allgather_object(value, name=name)
-        return gathered
+        def send(array: np.ndarray, label: str) -> np.ndarray:
+            return self._hvd.allgather(torch.from_numpy(array.copy()), name=label).numpy()  # type: ignore[no-any-return]
+
+        return objects.gather(value, self._hvd.size(), send, name)

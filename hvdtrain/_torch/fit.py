@@ -96,15 +96,19 @@ def fit(
         model, optimizer, synchronizer, loss, weight, train, validation, formats, accumulate, clip_norm, saver
     )
     final = train.epoch + epochs - 1
+    # The loader may have been through epochs before, this optimizer perhaps not: schedule and warm-up count its own.
+    trainer.epochs_before = train.epoch - 1 - (synchronizer.epochs_done or 0.0)
     with stop.watching():
         finished = saver.resume()
+        if finished or saver.partials:
+            synchronizer.epochs_done = synchronizer.origin[1]
         history = [Epoch(**entry) for entry in saver.history]
         if finished >= final or (early is not None and early.stopped):
             _say(f"trained already: {len(history)} epochs are on record; nothing is left to do")
             return history
-        if not finished and not saver.partials:
+        if not saver.generators_restored:
             generators.differ_by_rank(train.seed)
-        _show_rates(synchronizer, final)
+        _show_rates(synchronizer, round(final - trainer.epochs_before))
         log = _open_log(train, precision, accumulate)
         for number in range(train.epoch, final + 1):
             entry = _epoch(trainer, log, saver.partials)

@@ -72,11 +72,11 @@ class JoinLoader:
         own = iter(self._data(number))
         if not self._skip:
             self._consumed = self._batches = 0
+        last: Any = None
         for _ in range(self._skip):
-            next(own, None)
+            last = next(own, last)  # a rank that is through already gives it again
         self._skip = 0
         self._under_way = True
-        last: Any = None
         upcoming = next(own, None)
         flight = self._tell(upcoming)
         while total := self._told(flight, upcoming):

@@ -14,6 +14,7 @@ from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
 from hvdtrain.machine import keep_freed_memory
+from hvdtrain.objects import PIECE
 from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.together import first_of_node
 from hvdtrain.world import World
@@ -154,10 +155,14 @@ def broadcast_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         flights = []
         for name, tensor in tensors.items():
             dense = tensor.detach().contiguous()
-            flight = collectives().start_broadcast(dense.reshape(-1).view(torch.uint8), f"state.{name}")
-            flights.append((flight, tensor, dense))
-        for flight, tensor, dense in flights:
-            collectives().wait(flight)
+            pieces = dense.reshape(-1).view(torch.uint8).split(PIECE)
+            under_way = [
+                collectives().start_broadcast(piece, f"state.{name}.{number}") for number, piece in enumerate(pieces)
+            ]
+            flights.append((under_way, tensor, dense))
+        for under_way, tensor, dense in flights:
+            for flight in under_way:
+                collectives().wait(flight)
             if dense.data_ptr() != tensor.data_ptr():
                 tensor.copy_(dense)
 

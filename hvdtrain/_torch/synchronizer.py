@@ -6,6 +6,7 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -263,6 +264,8 @@ class Synchronizer:
             factor *= self.schedule(self.epoch)
         if self.adascale is not None:
             factor *= self.adascale.gain
+        if self.steps == 0 and self.scaling != 1.0 and world().rank == 0:
+            _warn_of_own_rates(self.optimizer, self.scaling)
         self._scheduled_rates = [group["lr"] for group in self.optimizer.param_groups]
         if factor != 1.0:
             for group in self.optimizer.param_groups:
@@ -311,3 +314,13 @@ class Synchronizer:
                 if "initial_lr" in group:
                     group["initial_lr"] *= factors[-1]
         return factors
+
+
+def _warn_of_own_rates(optimizer: Optimizer, scaling: float) -> None:
+    if any("max_lr" in group for group in optimizer.param_groups):
+        print(
+            f"warning: a scheduler with rates of its own (OneCycleLR, CyclicLR) has replaced the learning rate that was scaled for "
+            f'{world().size} ranks: give it max_lr (and base_lr) times {scaling:g}, or distribute(..., lr_rule="none") if it has',
+            file=sys.stderr,
+            flush=True,
+        )

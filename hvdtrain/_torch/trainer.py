@@ -66,6 +66,8 @@ class Trainer:
     accumulate: int
     clip_norm: float | None
     checkpoints: Checkpoints
+    #: Of the loader, that the schedule does not count.
+    epochs_before: float = 0.0
 
     def epoch(self, partials: list[dict[str, Any]]) -> Epoch:
         """Train for one epoch, or for what `partials`, of ranks that stopped in it, leave of it; then evaluate.
@@ -96,7 +98,7 @@ class Trainer:
         if self.validation is not None:
             val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision, self.loss_weight)
         ended = time.perf_counter()
-        self.synchronizer.epochs_done = float(self._number)
+        self.synchronizer.epochs_done = self._number - self.epochs_before
         clock = self.synchronizer.clock
         return Epoch(
             epoch=self._number,
@@ -187,7 +189,7 @@ class Trainer:
 
     def _step(self, group: _Group, ended: bool) -> None:
         synchronizer = self.synchronizer
-        synchronizer.epochs_done = self._number - 1 + self._reached
+        synchronizer.epochs_done = self._number - 1 - self.epochs_before + self._reached
         self._reached = self.train.fraction
         # Within the optimizer's step: what comes after the wait for the others finds the caches empty, so little should.
         synchronizer.averaged = functools.partial(self._averaged, group, ended)

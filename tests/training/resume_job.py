@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--join", action="store_true")
+    parser.add_argument("--join", type=int, help="how many of the samples are rank 0's own")
     parser.add_argument("--interrupted", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -107,8 +107,7 @@ def main() -> None:
     )
     data: Any = Augmented(samples(104, 7), interrupt)
     if options.join:
-        # Of different length on each rank: 40 samples and 64.
-        data = Subset(data, range(40) if world.rank == 0 else range(40, 104))
+        data = Subset(data, range(options.join) if world.rank == 0 else range(options.join, 104))
     uneven: Any = "join" if options.join else "pad"
     train = ht.loader(data, 4, seed=3, uneven=uneven, num_workers=options.workers)
     validation = ht.validation_loader(samples(43, 8), 5)

@@ -29,7 +29,14 @@ def train(ranks: int, launcher: str, folder: Path, *arguments: object) -> Ended:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("ranks", "launcher", "options"),
-    [(1, "none", ()), (2, "local", ("--workers", 2)), (2, "mpirun", ("--join",)), (4, "local", ())],
+    [
+        (1, "none", ()),
+        (2, "local", ("--workers", 2)),
+        (2, "mpirun", ("--join", 40)),
+        # Here rank 0 is through before the first signal.
+        (2, "local", ("--join", 8)),
+        (4, "local", ()),
+    ],
 )
 def test_interrupted_three_times_it_ends_bit_by_bit_where_it_would_have(
     ranks: int, launcher: str, options: tuple[Any, ...], tmp_path: Path

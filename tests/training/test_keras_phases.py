@@ -1,0 +1,142 @@
+"""Several `fit` in one script, what a restart makes of those that are over, and which checkpoint is the best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import Ended, run_world
+
+BEGIN = """
+import json, os, signal, sys
+from pathlib import Path
+import keras, numpy as np
+import hvdtrain.keras as hk
+world = hk.init()
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(64, 8)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+dense, norm = keras.layers.Dense, keras.layers.BatchNormalization
+"""
+PHASES = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if world.rank == 1 and self.model.epoch == 3 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.epoch = epoch
+
+frozen = dense(8)
+model = keras.Sequential([keras.Input((8,)), frozen, norm(), dense(1)])
+early = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9, restore_best_weights=True)
+for phase, (epochs, callbacks) in enumerate([(10, [early]), (6, [Stop()])]):
+    frozen.trainable = phase == 0
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+    history = hk.fit(model, x, y, epochs=epochs, batch_size=4, callbacks=callbacks, verbose=0)
+    print("phase", phase, "has", len(history.history["loss"]), "epochs")
+from hvdtrain._keras.state import statistics
+assert sorted(each.name for each in statistics(model)) == ["moving_mean", "moving_variance"]
+weights = [value.sum(dtype="float64") for value in model.get_weights()]
+assert hk.gather_objects(weights) == [weights] * world.size
+"""
+
+
+def run(ranks: int, script: str, folder: Path, *arguments: object, backend: str = "tensorflow") -> Ended:
+    path = folder / "script.py"
+    path.write_text(BEGIN + script)
+    options = ["--launcher", "local" if ranks > 1 else "none", "--run-dir", str(folder / "run")]
+    return run_world(ranks, path, *arguments, options=options, KERAS_BACKEND=backend)
+
+
+@pytest.mark.ranks
+def test_a_restart_leaves_a_training_that_is_over_as_it_was(tmp_path: Path) -> None:
+    stopped = run(2, PHASES, tmp_path, tmp_path / "mark")
+    assert stopped.status == 75, stopped.err
+    before = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    ended = run(2, PHASES, tmp_path, tmp_path / "mark")
+    assert ended.status == 0, ended.err
+    # The first one was stopped early, in its second epoch of ten, and a signal came in the fourth of the second one.
+    assert "2 epochs were trained before" in ended.out
+    assert ended.out.count("phase 0 has 2 epochs") == ended.out.count("phase 1 has 6 epochs") == 1
+    assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == before
+    lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 9))
+    assert [line["restart"] for line in lines] == [0] * 5 + [1] * 3
+
+
+KEEPS = """
+model = keras.Sequential([keras.Input((8,)), dense(8), norm(), dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", jit_compile=False)
+best = keras.callbacks.ModelCheckpoint("best.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True)
+stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+hk.fit(model, x, y, epochs=1, batch_size=4, callbacks=[best, stop, *hk.callbacks(checkpoints=False)], verbose=0)
+ended = model.get_weights()
+everywhere = hk.gather_objects(ended)
+assert all(np.array_equal(a, b) for other in everywhere for a, b in zip(other, ended, strict=True))
+if world.rank == 0:
+    kept = keras.Sequential([keras.Input((8,)), dense(8), norm(), dense(1)])
+    kept.load_weights("best.weights.h5")
+    assert all(np.array_equal(a, b) for a, b in zip(kept.get_weights(), ended, strict=True))
+    print("the same")
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_what_callbacks_keep_holds_the_statistics_of_all_ranks(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run(2, KEEPS, tmp_path, backend=backend)
+    assert ended.status == 0, ended.err
+    assert "the same" in ended.out
+
+
+MONITORS = """
+class Odd(keras.metrics.Mean):
+    def __init__(self, name="odd", **options):
+        super().__init__(name=name, **options)
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_pred)
+Odd._direction = None
+del Odd._direction
+
+name, mode = sys.argv[1:]
+model = keras.Sequential([keras.Input((8,)), dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", metrics=["mae", "r2_score", Odd()], jit_compile=False)
+model.fit(hk.loader(x, y, batch_size=8), validation_data=hk.validation_loader(x, y, batch_size=8), epochs=3, verbose=0,
+          callbacks=hk.callbacks(monitor=name, mode=mode, keep=9))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("monitor", "mode", "sign"),
+    [("val_mae", "auto", -1), ("val_loss", "auto", -1), ("val_r2_score", "auto", 1), ("odd", "max", 1)],
+)
+def test_the_best_checkpoint_is_what_the_metric_says(monitor: str, mode: str, sign: int, tmp_path: Path) -> None:
+    ended = run(1, MONITORS, tmp_path, monitor, mode)
+    assert ended.status == 0, ended.err
+    scores = [json.loads(path.read_text())["score"] for path in sorted((tmp_path / "run/checkpoints").glob("*.json"))]
+    assert len(scores) == 3
+    if monitor != "odd":
+        assert scores == sorted(scores), "it got better throughout"
+        assert monitor == "val_r2_score" or all(score * sign > 0 for score in scores)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("monitor", "mode", "told"),
+    [
+        ("val_mea", "auto", 'monitor="val_mea" is not among'),
+        ("odd", "auto", 'Keras does not know whether more or less of it is better; add mode="min" or "max"'),
+        ("odd", "most", 'mode="most" is not one of auto, min, max'),
+    ],
+)
+def test_what_cannot_be_monitored_is_refused(monitor: str, mode: str, told: str, tmp_path: Path) -> None:
+    ended = run(1, MONITORS, tmp_path, monitor, mode)
+    assert ended.status == 2, ended.err
+    assert told in ended.err and "Traceback" not in ended.err

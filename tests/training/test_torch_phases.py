@@ -1,0 +1,160 @@
+"""Several trainings in one script, and what a restart makes of rates and random numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvdtrain._torch.checkpoints import _rescale_scheduler
+from tests.worlds import Ended, run_world
+
+BEGIN = """
+import json, os, signal, sys
+import numpy as np
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from hvdtrain import lr
+world = ht.init()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 5))
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 5, (64,)))
+loss = nn.CrossEntropyLoss()
+"""
+PHASES = """
+train = ht.loader(data, 4, seed=3)
+next(iter(train))
+rates = []
+for _ in range(2):
+    trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), warmup_epochs=2)
+    rates.append([e.lr for e in ht.fit(trained, optimizer, loss, train, epochs=4, schedule=lr.cosine(4))])
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), warmup_epochs=2)
+rates.append([])
+for _ in range(2):
+    rates[2] += [e.lr for e in ht.fit(trained, optimizer, loss, train, epochs=2, schedule=lr.cosine(4))]
+if world.rank == 0:
+    print(json.dumps(rates))
+"""
+INTERRUPTED = """
+class Stopping(nn.Module):
+    def forward(self, x):
+        if self.training and world.rank == 1 and train.epoch == 8 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return x
+
+model.append(Stopping())
+"""
+
+
+def run(ranks: int, script: str, folder: Path, *arguments: object) -> Ended:
+    path = folder / "script.py"
+    path.write_text(BEGIN + script)
+    launcher = "local" if ranks > 1 else "none"
+    return run_world(ranks, path, *arguments, options=["--launcher", launcher, "--run-dir", str(folder / "run")])
+
+
+@pytest.mark.ranks
+def test_schedule_and_warm_up_count_the_epochs_of_the_optimizer(tmp_path: Path) -> None:
+    ended = run(2, PHASES, tmp_path)
+    assert ended.status == 0, ended.err
+    first, second, apart = json.loads(ended.out.splitlines()[-1])
+    assert first == second == apart
+    assert len(set(first)) == 4 and first[1] > first[-1]
+    recorded = [json.loads(line)["epoch"] for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
+    # The batch that was looked at took an epoch's number.
+    assert recorded == list(range(2, 14))
+
+
+@pytest.mark.ranks
+def test_a_second_training_that_was_interrupted_goes_on_with_its_own_rates(tmp_path: Path) -> None:
+    stopped = run(2, INTERRUPTED + PHASES, tmp_path, tmp_path / "mark")
+    assert stopped.status == 75, stopped.err
+    ended = run(2, INTERRUPTED + PHASES, tmp_path, tmp_path / "mark")
+    assert ended.status == 0, ended.err
+    first, second, apart = json.loads(ended.out.splitlines()[-1])
+    assert first == second == apart
+
+
+NUMPY = """
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=np.logspace(-3, -1, 3)[1]))
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 90)))
+class Own:
+    def state_dict(self):
+        return {"array": np.arange(3), "mean": np.float32(0.5), "path": os.path.curdir if len(sys.argv) < 2 else Own()}
+    def load_state_dict(self, state):
+        assert state["array"].tolist() == [0, 1, 2] and state["mean"] == 0.5
+checkpoints = ht.Checkpoints(trained, optimizer, states={"scheduler": scheduler, "own": Own()}, folder="kept")
+epoch = checkpoints.resume()
+print("after", epoch, type(optimizer.param_groups[0]["lr"]).__name__)
+trained(torch.ones(2, 8)).sum().backward()
+optimizer.step(), scheduler.step()
+checkpoints.save(epoch + 1)
+"""
+
+
+def test_numbers_of_numpy_in_a_checkpoint_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for epoch in range(2):
+        ended = run(1, NUMPY, tmp_path)
+        assert ended.status == 0, ended.err
+        assert f"after {epoch} float64" in ended.out
+
+
+def test_a_checkpoint_with_an_object_in_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(1, NUMPY, tmp_path, "object").status == 0
+    ended = run(1, NUMPY, tmp_path, "object")
+    assert ended.status == 2
+    assert "holds more than numbers, tensors, lists and dictionaries" in ended.err
+    assert "Own" in ended.err and "Traceback" not in ended.err
+
+
+def test_schedulers_inside_of_others_take_the_rates_of_the_new_world() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.4)
+    parts: list[Any] = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100),
+    ]
+    _rescale_scheduler(torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[5]), [2.0])
+    assert [part.base_lrs for part in parts] == [[0.8], [0.8]]
+
+
+OWN_RATES = """
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+for _ in range(2):
+    trained(torch.ones(2, 8)).sum().backward()
+    optimizer.step(), scheduler.step(), optimizer.zero_grad()
+"""
+
+
+@pytest.mark.ranks
+def test_a_scheduler_that_replaces_the_scaled_rate_is_named_once(tmp_path: Path) -> None:
+    ended = run(2, OWN_RATES, tmp_path)
+    assert ended.status == 0, ended.err
+    assert ended.err.count("give it max_lr (and base_lr) times 2") == 1
+    alone = run(1, OWN_RATES, tmp_path)
+    assert "max_lr" not in alone.err
+
+
+RESUMED = """
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+ht.fit(trained, optimizer, loss, ht.loader(data, 4, seed=3), epochs=int(sys.argv[1]))
+drawn = ht.gather_objects(float(torch.rand(1)))
+if world.rank == 0:
+    print(json.dumps(drawn))
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_draw_different_numbers_after_a_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
+    for ranks in (2, 3):
+        ended = run(ranks, RESUMED, tmp_path, ranks)
+        assert ended.status == 0, ended.err
+        assert len(set(json.loads(ended.out.splitlines()[-1]))) == ranks
+    assert "of 2 ranks" in ended.err
