@@ -22,7 +22,8 @@ _ALIASES = {
     "batch": "per_gpu_batch", "batchsize": "per_gpu_batch", "batchpergpu": "per_gpu_batch", "localbatch": "per_gpu_batch",
     "localbsz": "per_gpu_batch", "pergpubatchsize": "per_gpu_batch",
     "globalbatchsize": "global_batch", "totalbatch": "global_batch",
-    "lrrule": "lr_rule", "dtype": "precision", "seed": "replicate", "run": "replicate", "repeat": "replicate", "nepochs": "epochs",
+    "lrrule": "lr_rule", "dtype": "precision", "seed": "replicate", "run": "replicate", "repeat": "replicate",
+    "trial": "replicate", "nepochs": "epochs",
 }  # fmt: skip
 
 #: Wide tables: a column that is a metric, as (metric, unit, whether it counts one rank only).

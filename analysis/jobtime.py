@@ -86,7 +86,11 @@ def _of_rows(key: tuple[Any, ...], rows: pd.DataFrame, runs: Sequence[Run]) -> J
         epoch, rest = float(np.median(whole / length)), 0.0
     values = each if len(each) else whole / length
     nodes = rows["n_nodes"].dropna()
-    jobs = [run.job_seconds - sum(epoch.seconds or 0.0 for epoch in run.epochs) for run in runs if run.job_seconds]
+    jobs = [
+        run.job_seconds - sum(epoch.seconds or 0.0 for epoch in run.epochs)
+        for run in runs
+        if run.job_seconds and run.timed
+    ]
     validation = [median for run in runs if (median := steady_median(run.epochs, "seconds_val")) is not None]
     return JobTime(
         fields={name: None if value is None else value for name, value in zip(GROUP, key[:-1], strict=True)},

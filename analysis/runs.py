@@ -65,6 +65,11 @@ class Run:
         """Whether the cell ran to its end, so that its numbers count."""
         return self.status == "completed" and bool(self.epochs) and not self.mixed
 
+    @property
+    def timed(self) -> bool:
+        """Whether every epoch was timed, so that their sum is the time of all."""
+        return all(epoch.seconds is not None for epoch in self.epochs)
+
 
 def read_runs(folder: Path) -> list[Run]:
     """Every cell of a study.
@@ -133,7 +138,7 @@ def rows(run: Run) -> list[Row]:
         # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
         "throughput": steady_median(run.epochs, "samples_per_second") or None,
         "epoch_time": steady_median(run.epochs, "seconds") or None,
-        "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None,
+        "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None if run.timed else None,
         "val_acc": run.epochs[-1].val_acc if run.epochs else None,
         "epochs_to_stability": _stable_from(run.epochs),
         "noise_scale": float(statistics.median(scales)) if scales else None,

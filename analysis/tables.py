@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis.csv_files import Row, read_csv
-from analysis.logs import is_curve, is_events, read_curve, read_events
+from analysis.logs import is_curve, is_events, read_curves, read_events
 from analysis.runs import Run, read_runs, rows
 from analysis.sacct import is_sacct, read_sacct
 from analysis.schema import COLUMNS, WORDS
@@ -35,16 +35,17 @@ def read(*paths: PathLike) -> pd.DataFrame:
 
     From a study come the finished cells only, each with four measurements: `throughput` (samples/s of training,
     validation not counted) and `epoch_time` (s, with validation) as medians over the epochs without the first, which
-    holds warm-up; `total_time` (s, the sum over all epochs); `val_acc` after the last epoch. A run of one epoch is
-    measured by that one, and says so by `epochs` being 1. The replicate is the seed. A setting that the grid varies
-    besides the columns below is part of the workload's name: `digits, width=64`.
+    holds warm-up; `total_time` (s, the sum over all epochs, where each of them was timed); `val_acc` after the last epoch,
+    where it was finite. A run of one epoch is measured by that one, and says so by `epochs` being 1. The replicate is the
+    seed. A setting that the grid varies besides the columns below is part of the workload's name: `digits, width=64`.
 
     Args:
         paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or
-            wide (a column per metric, `images/s per GPU` and the like); training logs of one run each (Keras CSVLogger,
-            Lightning `metrics.csv`, TensorBoard events or their CSV export); dumps of `sacct -P`. In a long CSV file
-            only `n_gpus`, `metric` and `value` are needed; a value that is missing, N/A or NaN is left out; a time may
-            be written as `98.5 min`, `43:14` or `8m17s` (`analysis.parse_duration`), an accuracy as `68.9 %`.
+            wide (a column per metric, `images/s per GPU` and the like); training logs (Keras CSVLogger, Lightning
+            `metrics.csv`, TensorBoard events or their CSV export), of one run each unless columns tell ranks or seeds
+            apart; dumps of `sacct -P`. In a long CSV file only `n_gpus`, `metric` and `value` are needed; a value that is
+            missing, N/A or NaN is left out; a time may be written as `98.5 min`, `43:14` or `8m17s`
+            (`analysis.parse_duration`), an accuracy as `68.9 %`.
 
     Returns:
         One row per measurement. Columns: source, workload, gpu_type, n_gpus (ranks), n_nodes, per_gpu_batch and
@@ -95,7 +96,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
 
 
 def _read_file(path: Path) -> tuple[list[Run], list[Row]]:
-    """What is no study: a table, a dump of sacct, or a curve of one run, told apart by the first line."""
+    """What is no study: a table, a dump of sacct, or curves of runs, told apart by the first line."""
     if is_events(path):
         found = read_events(path)
         return found, [row for run in found for row in rows(run)]
@@ -107,8 +108,8 @@ def _read_file(path: Path) -> tuple[list[Run], list[Row]]:
     if is_sacct(first.replace("|", ",").split(",")):
         return [], read_sacct(path, text)
     if is_curve(first.split(",")):
-        run = read_curve(path)
-        return [run], rows(run)
+        found = read_curves(path)
+        return found, [row for run in found for row in rows(run)]
     return [], read_csv(path)
 
 

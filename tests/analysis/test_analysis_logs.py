@@ -1,0 +1,193 @@
+"""Training logs: how long their epochs took, and which lines are of which run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import analysis
+from analysis.jobtime import job_times
+from analysis.tables import read_inputs
+from hvdtrain import record
+from hvdtrain.errors import UserError
+from tests.analysis.conftest import AddCell
+
+
+def accuracy(epoch: int) -> float:
+    return 0.8 - 0.5 * 0.6**epoch
+
+
+def walls(folder: Path, times: Sequence[float]) -> Path:
+    path = folder / "log_n2.csv"
+    lines = [f"{epoch},{accuracy(epoch)},{time}\n" for epoch, time in enumerate(times)]
+    path.write_text("epoch,val_acc,wall_time\n" + "".join(lines))
+    return path
+
+
+def text_of(columns: str, lines: Sequence[tuple[object, ...]]) -> str:
+    return columns + "\n" + "".join(",".join(map(str, line)) + "\n" for line in lines)
+
+
+def metrics(path: Path) -> dict[str, float]:
+    table = analysis.read(path)
+    return dict(zip(table["metric"], table["value"], strict=True))
+
+
+def test_wall_times_give_the_seconds_of_every_epoch(tmp_path: Path) -> None:
+    path = walls(tmp_path, [12.0 * (epoch + 1) for epoch in range(20)])
+    given = read_inputs([path])
+    assert [epoch.seconds for epoch in given.runs[0].epochs] == [12.0] * 20
+    assert (metrics(path)["epoch_time"], metrics(path)["total_time"]) == (12, 240)
+    (job,) = job_times(given.table, given.runs)
+    assert (job.epoch, job.first, job.trained, job.total(20)) == (12, 0, 20, 240)
+
+
+@pytest.mark.parametrize("start", [1.7e9, 86_400.0])
+def test_a_clock_does_not_say_how_long_the_first_epoch_took(tmp_path: Path, start: float) -> None:
+    path = walls(tmp_path, [start + 12.0 * (epoch + 1) for epoch in range(20)])
+    (run,) = read_inputs([path]).runs
+    assert [epoch.seconds for epoch in run.epochs] == [None, *[12.0] * 19]
+    assert metrics(path)["epoch_time"] == 12
+    assert "total_time" not in metrics(path)
+
+
+def test_a_gap_of_epochs_is_not_one_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "log_n2.csv"
+    path.write_text(text_of("epoch,val_acc,time", [(1, 0.1, 10), (2, 0.2, 20), (5, 0.3, 50), (6, 0.4, 60)]))
+    (run,) = read_inputs([path]).runs
+    assert [epoch.seconds for epoch in run.epochs] == [10, 10, None, 10]
+    assert "total_time" not in metrics(path)
+
+
+def test_an_export_whose_first_epoch_is_not_timed_has_no_total(tmp_path: Path) -> None:
+    path = tmp_path / "val_acc_n2.csv"
+    path.write_text(text_of("Wall time,Step,Value", [(1.7e9 + 12 * e, e, accuracy(e)) for e in range(20)]))
+    given = read_inputs([path])
+    assert set(given.table["metric"]) == {"epoch_time", "val_acc", "epochs_to_stability"}
+    (job,) = job_times(given.table, given.runs)
+    assert job.epoch == pytest.approx(12), "not 19/20 of it"
+    assert job.total(20) == pytest.approx(240)
+
+
+def test_a_study_whose_epoch_is_not_timed_has_no_total(add_cell: AddCell) -> None:
+    study = add_cell(1, status=None)
+    folder = study / "digits-n1-s0"
+    log = record.EpochLog(folder / "epochs.jsonl", next_epoch=4)
+    log.append(record.Epoch(4, val_acc=0.9, restart=1))
+    record.finish(folder, "completed", 0)
+    assert "epoch_time" in metrics(study)
+    assert "total_time" not in metrics(study)
+
+
+def test_runs_in_one_file_are_told_apart_by_ranks_and_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    lines = [(e, n, seed, accuracy(e) + seed / 100, 60 / n) for e in range(20) for n in (1, 2, 4) for seed in (3, 4)]
+    path.write_text(text_of("epoch,num_gpus,seed,val_acc,seconds", lines))
+    runs = read_inputs([path]).runs
+    assert [(run.n_gpus, run.seed, len(run.epochs)) for run in runs] == [(n, s, 20) for n in (1, 2, 4) for s in (3, 4)]
+    assert len({run.source for run in runs}) == 6
+    table = analysis.read(path)
+    totals = table[table["metric"] == "total_time"]
+    assert totals["value"].tolist() == [1200, 1200, 600, 600, 300, 300]
+    assert totals["replicate"].tolist() == [3, 4] * 3
+
+
+@pytest.mark.parametrize("columns", ["GPUs", "workers", "ranks", "n_gpus"])
+def test_blocks_of_runs_too_and_percent_is_of_the_whole_file(tmp_path: Path, columns: str) -> None:
+    path = tmp_path / "all.csv"
+    lines = [(e, f"{n}.0", 0.5 if n == 2 else 100 * accuracy(e)) for n in (1, 2) for e in range(20)]
+    path.write_text(text_of(f"epoch,{columns},val_acc", lines))
+    one, two = read_inputs([path]).runs
+    assert (one.n_gpus, two.n_gpus) == (1, 2)
+    assert two.epochs[0].val_acc == 0.005, "0.5 %, because the other run is in percent"
+
+
+def test_trials_are_replicates_and_what_stays_the_same_tells_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run-4gpu" / "log.csv"
+    path.parent.mkdir()
+    path.write_text(
+        text_of("epoch,trial,run,val_acc", [(e, t, "a", accuracy(e) + t / 99) for e in range(5) for t in (0, 1)])
+    )
+    assert [(run.n_gpus, run.seed) for run in read_inputs([path]).runs] == [(4, 0), (4, 1)]
+
+
+TWICE = [(e, 0.1 * e + k / 100) for k in (0, 1) for e in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines", "expected"),
+    [
+        ("epoch,val_acc", TWICE, 'epoch 0 is there twice, with "val_acc" 0.0 and 0.01.*a column n_gpus or seed'),
+        ("epoch,val_acc", sorted(TWICE), "epoch 0 is there twice"),
+        ("epoch,loss", TWICE, "epoch 0 is there twice"),
+        (
+            "epoch,model,val_acc",
+            [(e, m, 0.1 + e * k) for e in range(5) for k, m in enumerate("ab")],
+            r'epoch 1 is there twice, with "val_acc" 0.1 and 1.1 \(column "model": a and b\)',
+        ),
+        (
+            "epoch,run,val_acc",
+            [(e, m, 0.1 * e) for m in ("small", "big") for e in range(5)],
+            'column "run" tells runs apart, and "small" is not a whole number of 0 or more',
+        ),
+        (
+            "epoch,gpus,val_acc",
+            [(0, 1, 0.5), (0, "", 0.6), (0, 2, 0.7)],
+            'column "gpus" .* is empty in a line of epoch 0',
+        ),
+        (
+            "epoch,workers,val_acc",
+            [(e, 2 if e < 3 else 4, 0.1 * e) for e in range(6)],
+            '"workers" differ between lines, but not as between runs.*2 from epoch 0, 4 from epoch 3',
+        ),
+        ("epoch,gpus,val_acc", [(30, 1, 0.5), (30, 2, 0.6)], 'in a table of results call the column "epoch" epochs'),
+        (
+            "epoch,gpus,workers,val_acc",
+            [(e, n, 8 * n, 0.1 * e) for n in (1, 2) for e in range(5)],
+            r'"gpus" \(1\) and "workers" \(8\) both say the number of ranks',
+        ),
+        (
+            "epoch,run,seed,val_acc",
+            [(e, r, s, 0.1 * e) for r in (1, 2) for s in (1, 2) for e in range(5)],
+            'only "run" and "seed" together tell the runs on the same ranks apart',
+        ),
+        ("epoch,val_acc", [("inf", 0.5)], 'column "epoch": "inf" is not finite'),
+        ("epoch,val_acc", [("nan", 0.5)], "holds no epochs"),
+    ],
+)
+def test_several_runs_that_nothing_tells_apart_are_refused(
+    tmp_path: Path, columns: str, lines: list[tuple[object, ...]], expected: str
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text_of(columns, lines))
+    with pytest.raises(UserError, match=expected) as caught:
+        analysis.read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_path_and_a_column_that_disagree_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log_n4.csv"
+    path.write_text(text_of("epoch,workers,val_acc", [(e, 8, 0.1 * e) for e in range(5)]))
+    with pytest.raises(UserError, match="its path says 4 ranks, and a column of it 8"):
+        analysis.read(path)
+
+
+def test_validations_within_an_epoch_and_a_restart_are_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    steps = [(e, 100 * e + 50 * half, 0.1 * e + 0.01 * half) for e in range(4) for half in (0, 1)]
+    path.write_text(text_of("epoch,step,val_acc", steps))
+    (run,) = read_inputs([path]).runs
+    assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0.01, 0.11, 0.21, 0.31]), "the last of each"
+    losses = [(e, 10 * e + k, 2.0 - k / 10, "", "") for e in range(2) for k in range(3)]
+    path.write_text(
+        text_of("epoch,step,train_loss,val_acc,test_acc", [*losses, (1, 13, "", 0.7, ""), (1, 13, "", "", 0.6)])
+    )
+    (run,) = read_inputs([path]).runs
+    assert [epoch.train_loss for epoch in run.epochs] == [1.8, 1.8], (
+        "losses of single steps contradict nothing, nor does a test"
+    )
+    path.write_text(text_of("epoch,val_acc", [(0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35), (3, 0.4)]))
+    (run,) = read_inputs([path]).runs
+    assert [epoch.val_acc for epoch in run.epochs] == [0.1, 0.25, 0.35, 0.4], "what was trained again counts"
