@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -15,21 +16,29 @@ Curve = dict[int, Spread]
 def accuracy_curves(runs: Sequence[Run]) -> dict[int, Curve]:
     """The accuracy curve of each rank count: median, least and greatest over the runs that reached an epoch.
 
+    Of several runs those count whose accuracy was finite there; where none was, the epoch is NaN.
+
     Args:
         runs: the measured runs of one group.
 
     Returns:
-        Rank count -> curve; rank counts whose runs recorded no validation accuracy are absent.
+        Rank count -> curve; rank counts whose runs recorded no finite validation accuracy are absent.
     """
     values: dict[int, dict[int, list[float]]] = {}
     for run in runs:
         for epoch in run.epochs:
             if epoch.val_acc is not None:
                 values.setdefault(run.n_gpus, {}).setdefault(epoch.epoch, []).append(epoch.val_acc)
-    return {
-        ranks: {
-            epoch: Spread(statistics.median(seen), min(seen), max(seen), len(seen))
-            for epoch, seen in sorted(values[ranks].items())
-        }
-        for ranks in sorted(values)
+    curves = {
+        ranks: {epoch: _spread(seen) for epoch, seen in sorted(values[ranks].items())} for ranks in sorted(values)
     }
+    return {
+        ranks: curve
+        for ranks, curve in curves.items()
+        if any(math.isfinite(spread.median) for spread in curve.values())
+    }
+
+
+def _spread(seen: Sequence[float]) -> Spread:
+    finite = [value for value in seen if math.isfinite(value)] or [math.nan]
+    return Spread(statistics.median(finite), min(finite), max(finite), len(finite))

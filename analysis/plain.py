@@ -131,7 +131,8 @@ def ways(answer: Recommendation) -> Sheet:
     goal = _percent(answer.target)
     heading = {
         "target": f"Time to an accuracy of {goal}",
-        "stable": "Time to stable accuracy" + ("" if answer.target is None else f" (all reach {goal})"),
+        "stable": "Time to stable accuracy"
+        + ("" if answer.target is None else f" ({'at least' if answer.unreached else 'all reach'} {goal})"),
         "whole run": "Time of a whole run",
         "epoch": "Time of one epoch",
     }.get(answer.basis, "Time of a million samples")

@@ -67,7 +67,7 @@ def recommend(
 
     Args:
         table: as `analysis.read` gives it.
-        target: accuracy, a fraction of one; default: what all configurations ended with.
+        target: accuracy, a fraction of one; default: what all configurations got to that learnt anything.
         deadline: s; asks for the cheapest way that surely meets it.
         budget: in the currency of `prices`, or GPU-hours without; asks for the fastest way that surely keeps it.
         prices: per GPU-hour by GPU type (or "cpu").
@@ -121,7 +121,11 @@ def _one(
     ahead = forecasts(rows, timed)
     run = next_run(rows, fastest, fast_rivals)
     basis = every[0].basis
-    sentences = [*_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached), *limit]
+    sentences = [
+        *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
+        *_nothing_learnt(goal, every),
+        *limit,
+    ]
     return Recommendation(
         workload, goal, basis, fastest, cheapest, fast_rivals, cheap_rivals, best, tuple(timed), unreached, tuple(ahead),
         run, tuple(sentences),
@@ -166,6 +170,16 @@ def _amount(by: str, limit: float, timed: Sequence[Way]) -> str:
     return f"{limit:g}" + (
         "" if any(way.price is not None for way in timed) or not timed else f" {timed[0].hours_unit}"
     )
+
+
+def _nothing_learnt(goal: float | None, every: Sequence[Way]) -> list[str]:
+    """That times lead to no accuracy, where accuracies were recorded and none is above 0."""
+    ended = [way.val_acc for way in every if way.val_acc is not None]
+    if goal is not None or not ended:
+        return []
+    return [
+        f"No configuration has learnt anything (accuracies up to {max(ended):.3g}): times here lead to no accuracy."
+    ]
 
 
 def _sentences(

@@ -134,12 +134,13 @@ def rows(run: Run) -> list[Row]:
     """The measurements of a finished run: those that it recorded of throughput, epoch_time, total_time, val_acc,
     epochs_to_stability (where its curve is stable), noise_scale (the median over the second half of the run), energy."""
     scales = [epoch.noise_scale for epoch in run.epochs[len(run.epochs) // 2 :] if epoch.noise_scale]
+    final = run.epochs[-1].val_acc if run.epochs else None
     values = {
         # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
         "throughput": steady_median(run.epochs, "samples_per_second") or None,
         "epoch_time": steady_median(run.epochs, "seconds") or None,
         "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None if run.timed else None,
-        "val_acc": run.epochs[-1].val_acc if run.epochs else None,
+        "val_acc": final if final is not None and math.isfinite(final) else None,
         "epochs_to_stability": _stable_from(run.epochs),
         "noise_scale": float(statistics.median(scales)) if scales else None,
         "energy": run.energy,

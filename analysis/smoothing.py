@@ -20,7 +20,7 @@ def smooth(curves: Floats) -> Floats:
     median is that of the first or last three, the mean that of the epochs that there are.
 
     Args:
-        curves: shape (curves, epochs), or (epochs,) for one.
+        curves: shape (curves, epochs), or (epochs,) for one; finite, because the sums carry a NaN on to all later epochs.
 
     Returns:
         The same shape.

@@ -93,7 +93,7 @@ def epochs_to_stability(
     'stable'
     """
     values, numbers, rates, dropped, repeated = _clean(val_acc, tolerance, epochs, lr)
-    if len(values) and dropped and _ends_in_nothing(val_acc):
+    if len(values) and dropped and ends_in_nothing(val_acc):
         last = float(numbers[-1])
         why = (f"the last recorded epochs are not finite; the last finite one is {last:g}",)
         return Stability(
@@ -142,7 +142,7 @@ def epochs_to_stability(
 def settling_epoch(val_acc: ArrayLike, epochs: Sequence[float], tolerance: float = 0.01) -> float | None:
     """`epochs_to_stability(...).epoch` alone, for thousands of runs: a tenth of the time."""
     values, numbers, _, dropped, _ = _clean(val_acc, tolerance, epochs, None)
-    if len(values) < SHORTEST or (dropped and _ends_in_nothing(val_acc)):
+    if len(values) < SHORTEST or (dropped and ends_in_nothing(val_acc)):
         return None
     core = _Core.of(values, tolerance)
     index = core.index()
@@ -241,7 +241,8 @@ def _clean(
     return values[chosen], numbers[chosen], rates, int((~finite).sum()), len(values) - len(keep)
 
 
-def _ends_in_nothing(val_acc: ArrayLike) -> bool:
+def ends_in_nothing(val_acc: ArrayLike) -> bool:
+    """Whether the last three epochs of a curve (all, of a shorter one) are not finite: it has diverged."""
     tail = np.asarray(val_acc, dtype=float)[-3:]
     return not np.isfinite(tail).any()
 

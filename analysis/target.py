@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from analysis.posterior import PRIOR
 from analysis.runs import Run
 from analysis.schema import GROUP
 from analysis.smoothing import smooth
+from analysis.stability import ends_in_nothing
 from analysis.way import Way, Z
 from hvdtrain.errors import UserError
 
@@ -25,25 +26,27 @@ SHORTEST_CURVE = 5
 
 
 def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None:
-    """The accuracy that every configuration gets to. None without accuracies.
+    """The accuracy that every configuration gets to that gets to any. None without accuracies above 0.
 
     Where all have curves: the lowest of the levels they end on (median of the last smoothed epochs over replicates), less
     `SETTLED`, so that it is reached on entering the band around that level and not at its last flicker. Else the lowest
-    final accuracy.
+    final accuracy. Accuracies of 0, levels within `SETTLED` of it and runs that ended in NaN set no target: they would make
+    one that asks for nothing.
     """
-    rows = table[(table["metric"] == "val_acc") & table["n_gpus"].notna()]
-    if rows.empty:
-        return None
-    finals = _by_configuration(rows)
+    lost = _without_answer(runs, ends_in_nothing)
+    finals = {key: own for key, own in _accuracies(table).items() if key not in lost}
     levels: dict[Any, list[float]] = {}
     for run in runs:
         _, values = curve_of(run)
-        if run.measured and len(values) >= SHORTEST_CURVE:
+        key = _key_of_run(run)
+        if run.measured and len(values) >= SHORTEST_CURVE and key not in lost and not ends_in_nothing(_recorded(run)):
             level = float(np.median(smooth(values)[-max(5, len(values) // 10) :]))
-            levels.setdefault(_key_of_run(run), []).append(level)
-    if finals and set(finals) <= set(levels):
-        return min(float(np.median(own)) for own in levels.values()) - SETTLED
-    return min(float(np.median(own)) for own in finals.values())
+            levels.setdefault(key, []).append(level)
+    if levels and set(finals) <= set(levels):
+        found = [float(np.median(own)) - SETTLED for own in levels.values()]
+    else:
+        found = [float(np.median(own)) for own in finals.values()]
+    return min((one for one in found if one > 0), default=None)
 
 
 def ways(
@@ -64,7 +67,7 @@ def ways(
     check_target(target)
     rates = check_prices(prices)
     jobs = job_times(table, runs)
-    accuracies = _by_configuration(table[table["metric"] == "val_acc"])
+    accuracies = _accuracies(table)
     counted = next(
         (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(table[table["metric"] == metric]))), {}
     )
@@ -72,6 +75,8 @@ def ways(
     if not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
         curves = {}
+    # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
+    lost = set() if curves else _without_answer(runs, lambda values: not np.isfinite(values[-1]))
     energies = _by_configuration(table[table["metric"] == "energy"])
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     if any(epochs is not None and len(epochs) for epochs in epochs_of):
@@ -81,12 +86,12 @@ def ways(
     elif jobs:
         basis = "epoch"
     else:
-        return _by_throughput(table, accuracies, rates, target)
+        return _by_throughput(table, accuracies, rates, target, lost)
     found = []
     for job, counts in zip(jobs, epochs_of, strict=True):
         ended = accuracies.get(_key(job))
         accuracy = None if ended is None else float(np.median(ended))
-        reached = _reached(accuracy, target, counts, _key(job) in curves)
+        reached = _key(job) not in lost and _reached(accuracy, target, counts, _key(job) in curves)
         energy = energies.get(_key(job))
         found.append(
             _way(job, counts, basis, accuracy, reached, rates, None if energy is None else float(np.median(energy)))
@@ -134,17 +139,18 @@ def _by_throughput(
     accuracies: Mapping[Any, np.ndarray[Any, Any]],
     rates: Mapping[str, float],
     target: float | None,
+    lost: Set[Any],
 ) -> list[Way]:
     found = []
     for key, values in _by_configuration(table[table["metric"] == "throughput"]).items():
         fields = dict(zip(GROUP, key[:-1], strict=True))
         ended = accuracies.get(key)
         accuracy = None if ended is None else float(np.median(ended))
+        reached = key not in lost and _reached(accuracy, target, None, False)
         deviation, seconds = deviation_of_mean(values, PRIOR.expected), 1e6 / float(np.median(values))
         found.append(Way(
             fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-Z * deviation)),
-            seconds * float(np.exp(Z * deviation)), accuracy, _reached(accuracy, target, None, False), "million samples",
-            len(values), _price(fields, rates),
+            seconds * float(np.exp(Z * deviation)), accuracy, reached, "million samples", len(values), _price(fields, rates),
         ))  # fmt: skip
     return found
 
@@ -158,24 +164,41 @@ def _reached(accuracy: float | None, target: float | None, counts: Any, from_cur
 
 
 def curve_of(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Numbers of the epochs with a validation accuracy, and these; both of shape (epochs,)."""
+    """Numbers of the epochs with a finite validation accuracy, and these; both of shape (epochs,)."""
     points = [(float(epoch.epoch), epoch.val_acc) for epoch in run.epochs if epoch.val_acc is not None]
     found = np.array(points, dtype=float).reshape(-1, 2)
+    found = found[np.isfinite(found[:, 1])]
     return found[:, 0], found[:, 1]
+
+
+def _recorded(run: Run) -> list[float]:
+    """Validation accuracies of a run, those that are not finite too."""
+    return [epoch.val_acc for epoch in run.epochs if epoch.val_acc is not None]
+
+
+def _without_answer(runs: Sequence[Run], ended: Callable[[list[float]], Any]) -> set[Any]:
+    """Configurations of whose runs with accuracies more than half `ended` so that they tell nothing."""
+    found: dict[Any, list[bool]] = {}
+    for run in runs:
+        if run.measured and (values := _recorded(run)):
+            found.setdefault(_key_of_run(run), []).append(bool(ended(values)))
+    return {key for key, own in found.items() if sum(own) > len(own) / 2}
 
 
 def _first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[Any, Any]]:
     """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
 
-    Empty where fewer than half of its runs get there: it does not reach the target.
+    Empty where fewer than half of its runs get there: it does not reach the target. Nor does a run that ended in NaN.
     """
     found: dict[Any, list[float | None]] = {}
     for run in runs:
         numbers, values = curve_of(run)
-        if not run.measured or len(values) < SHORTEST_CURVE:
+        recorded = _recorded(run)
+        diverged = bool(recorded) and ends_in_nothing(recorded)
+        if not run.measured or (len(values) < SHORTEST_CURVE and not diverged):
             continue
-        at = np.flatnonzero(smooth(values) >= target - 1e-9)
-        found.setdefault(_key_of_run(run), []).append(float(numbers[at[0]]) if len(at) else None)
+        there = [] if diverged else numbers[smooth(values) >= target - 1e-9].tolist()
+        found.setdefault(_key_of_run(run), []).append(there[0] if there else None)
     reached = {key: [epoch for epoch in epochs if epoch is not None] for key, epochs in found.items()}
     return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}
 
@@ -184,8 +207,17 @@ def _key_of_run(run: Run) -> tuple[Any, ...]:
     return (*[getattr(run, name) for name in GROUP], run.n_gpus)
 
 
+def _accuracies(table: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
+    """Final accuracies by configuration. 0 is one, unlike times, epochs and throughputs of 0."""
+    return _grouped(table[(table["metric"] == "val_acc") & (table["value"] >= 0)])
+
+
 def _by_configuration(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
-    rows = rows[rows["n_gpus"].notna() & (rows["value"] > 0)]
+    return _grouped(rows[rows["value"] > 0])
+
+
+def _grouped(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
+    rows = rows[rows["n_gpus"].notna() & np.isfinite(rows["value"])]
     found: dict[Any, np.ndarray[Any, Any]] = {}
     for raw, own in rows.groupby([*GROUP, "n_gpus"], dropna=False, sort=False):
         text: list[Any] = [known(value) for value in raw]

@@ -1,0 +1,131 @@
+"""Accuracies of 0 and NaN: what they say about the target, and about who reaches it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import analysis
+from analysis.__main__ import main
+from analysis.curves import accuracy_curves
+from analysis.plain import ways
+from analysis.recommendation import Recommendation
+from analysis.tables import read_inputs
+from analysis.target import common_target, curve_of
+from tests.analysis.conftest import AddCell
+
+CLIMB = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)]
+NAN = math.nan
+
+
+def log(folder: Path, ranks: int, accuracies: Sequence[float], seed: int = 0) -> Path:
+    path = folder / f"seed{seed}" / f"log_n{ranks}.csv"
+    path.parent.mkdir(exist_ok=True)
+    lines = [f"{epoch},{value},{60 / ranks}\n" for epoch, value in enumerate(accuracies)]
+    path.write_text("epoch,val_acc,seconds\n" + "".join(lines))
+    return path
+
+
+def answer(paths: Sequence[Path], target: float | None = None) -> Recommendation:
+    given = read_inputs(paths)
+    assert np.isfinite(given.table["value"]).all(), "what is not finite is left out"
+    return analysis.recommend(given.table, target, runs=given.runs)
+
+
+def table(folder: Path, accuracies: dict[int, float]) -> Path:
+    path = folder / "t.csv"
+    rows = [f"{n},throughput,{100 * n}\n{n},val_acc,{accuracy}\n" for n, accuracy in accuracies.items()]
+    path.write_text("n_gpus,metric,value\n" + "".join(rows))
+    return path
+
+
+def test_an_accuracy_of_zero_everywhere_is_said_and_sets_no_target(tmp_path: Path) -> None:
+    best = answer([table(tmp_path, {1: 0.0, 2: 0.0})])
+    assert best.target is None
+    assert best.fastest is not None
+    assert any("No configuration has learnt anything (accuracies up to 0)" in said for said in best.sentences)
+    asked = answer([tmp_path / "t.csv"], target=0.5)
+    assert asked.fastest is None
+    assert [way.n_gpus for way in asked.unreached] == [1, 2]
+
+
+def test_a_smoke_test_that_learns_nothing_is_reported(add_cell: AddCell) -> None:
+    for ranks in (1, 2):
+        study = add_cell(ranks, [100.0], [0.0])
+    assert main(["report", str(study)]) == 0
+
+
+def test_who_has_an_accuracy_of_zero_does_not_reach_what_the_others_do(tmp_path: Path) -> None:
+    best = answer([table(tmp_path, {1: 0.9, 2: 0.8, 4: 0.0})])
+    assert best.target == 0.8
+    assert best.fastest is not None and best.fastest.n_gpus == 2
+    (zero,) = best.unreached
+    assert (zero.n_gpus, zero.val_acc, zero.reached) == (4, 0.0, False)
+
+
+def test_a_table_does_not_say_that_all_reach_what_one_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("GPUs,epoch time [s],val_acc,epochs_to_stability\n1,9,0.9,9\n2,5,0.8,9\n4,3,0,1\n")
+    best = answer([path])
+    assert [way.n_gpus for way in best.ways] == [2, 1]
+    assert ways(best).heading == "Time to stable accuracy (at least 80.0 %)"
+    path.write_text("GPUs,epoch time [s],val_acc,epochs_to_stability\n1,9,0.9,9\n2,5,0.8,9\n")
+    assert ways(answer([path])).heading == "Time to stable accuracy (all reach 80.0 %)"
+
+
+def test_a_curve_that_stays_at_zero_does_not_reach_either(tmp_path: Path) -> None:
+    best = answer([log(tmp_path, 1, CLIMB), log(tmp_path, 2, [0.005] * 20), log(tmp_path, 4, [0.0] * 20)])
+    assert best.target == pytest.approx(0.79, abs=0.001)
+    assert [way.n_gpus for way in best.ways] == [1]
+    nothing = answer([log(tmp_path, 2, [0.005] * 20), log(tmp_path, 4, [0.0] * 20)])
+    assert nothing.target is None, "less than the tolerance above 0 would be a target below it"
+    assert any("accuracies up to 0.005" in said for said in nothing.sentences)
+
+
+@pytest.mark.parametrize("where", [0, 7, 19])
+def test_a_nan_epoch_is_left_out(tmp_path: Path, where: int) -> None:
+    broken = [NAN if epoch == where else value for epoch, value in enumerate(CLIMB)]
+    paths = [log(tmp_path, 1, CLIMB), log(tmp_path, 2, broken), log(tmp_path, 4, CLIMB)]
+    for order in itertools.permutations(paths):
+        best = answer(order)
+        assert best.target == pytest.approx(0.79, abs=0.001)
+        assert {way.n_gpus: way.epochs for way in best.ways} == pytest.approx({1: 10, 2: 10, 4: 10}, abs=1)
+    alone = read_inputs([paths[1]])
+    assert common_target(alone.table, alone.runs) == pytest.approx(0.79, abs=0.001)
+    numbers, values = curve_of(alone.runs[0])
+    assert len(numbers) == len(values) == 19
+    assert where + 1 not in numbers
+
+
+@pytest.mark.parametrize("lost", [[NAN] * 20, [*CLIMB[:14], *[NAN] * 6], [NAN], [0.5, NAN]])
+def test_a_run_that_ends_in_nan_does_not_reach(tmp_path: Path, lost: list[float]) -> None:
+    whole = CLIMB if len(lost) > 2 else [0.5, 0.6]
+    paths = [log(tmp_path, 1, whole), log(tmp_path, 8, lost), log(tmp_path, 2, whole)]
+    for order in itertools.permutations(paths):
+        best = answer(order)
+        assert best.fastest is not None and best.fastest.n_gpus == 2
+        assert [(way.n_gpus, way.reached) for way in best.unreached] == [(8, False)]
+        assert any("8 ranks (no answer)" in said for said in best.sentences)
+
+
+def test_a_study_of_nothing_but_nan_is_reported_and_recommends_nothing(tmp_path: Path) -> None:
+    path = log(tmp_path, 2, [NAN] * 20)
+    best = answer([path])
+    assert (best.target, best.fastest, best.cheapest) == (None, None, None)
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert "NaN" not in (tmp_path / "out" / "report.json").read_text()
+
+
+def test_one_seed_of_three_that_ends_in_nan_is_outvoted(tmp_path: Path) -> None:
+    paths = [log(tmp_path, 1, CLIMB)]
+    paths += [log(tmp_path, 2, [NAN] * 20 if seed == 0 else CLIMB, seed) for seed in range(3)]
+    best = answer(paths)
+    assert [way.n_gpus for way in best.ways] == [2, 1]
+    runs = [run for run in read_inputs(paths).runs if run.n_gpus == 2]
+    spread = accuracy_curves(runs)[2][20]
+    assert (spread.count, spread.median) == (2, pytest.approx(0.8, abs=0.001))
