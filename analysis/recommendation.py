@@ -12,7 +12,7 @@ from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
 from analysis.target import check_prices, check_target, common_target, ways
-from analysis.way import Way
+from analysis.way import Way, priced_as
 from hvdtrain.errors import UserError
 
 
@@ -70,7 +70,7 @@ def recommend(
         target: accuracy, a fraction of one; default: what all configurations got to that learnt anything.
         deadline: s; asks for the cheapest way that surely meets it.
         budget: in the currency of `prices`, or GPU-hours without; asks for the fastest way that surely keeps it.
-        prices: per GPU-hour by GPU type (or "cpu").
+        prices: per GPU-hour by GPU type (or "cpu"). Where some types have one, the others are not judged by cost.
         runs: the runs behind the table, for their curves; `analysis.tables.read_inputs` gives both.
 
     Returns:
@@ -114,16 +114,18 @@ def _one(
     )
     unreached = tuple(way for way in every if way not in timed)
     fastest, fast_rivals = _first(timed, "seconds")
-    # Prices that some ways lack would compare money with hours.
-    priced = [way for way in timed if way.price is not None] or timed
-    cheapest, cheap_rivals = _first(priced, "cost")
-    best, limit = _within(timed, deadline, budget)
+    # Money is not compared with hours: where any way has a price, those without are not judged by cost.
+    money = any(way.price is not None for way in every)
+    judged = [way for way in timed if way.price is not None] if money else timed
+    cheapest, cheap_rivals = _first(judged, "cost")
+    best, limit = _within(timed, judged, money, deadline, budget)
     ahead = forecasts(rows, timed)
     run = next_run(rows, fastest, fast_rivals)
     basis = every[0].basis
     sentences = [
         *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
         *_nothing_learnt(goal, every),
+        *_without_price([way for way in timed if way not in judged]),
         *limit,
     ]
     return Recommendation(
@@ -141,16 +143,23 @@ def _first(timed: Sequence[Way], by: str) -> tuple[Way | None, tuple[Way, ...]]:
     return ordered[0], tuple(way for way in ordered[1:] if way.worth(by)[0] <= ends)
 
 
-def _within(timed: Sequence[Way], deadline: float | None, budget: float | None) -> tuple[Way | None, list[str]]:
-    """The best way whose whole interval keeps the limits: the cheapest by a deadline, the fastest by a budget."""
+def _within(
+    timed: Sequence[Way], judged: Sequence[Way], money: bool, deadline: float | None, budget: float | None
+) -> tuple[Way | None, list[str]]:
+    """The best way whose whole interval keeps the limits: the cheapest by a deadline, the fastest by a budget.
+
+    Of `timed` only those are asked that can be `judged` by cost; `money` says that costs are in the currency of prices.
+    """
     if deadline is None and budget is None:
         return None, []
     limits = ([] if deadline is None else [("seconds", deadline)]) + ([] if budget is None else [("cost", budget)])
+    unit = f" {timed[0].hours_unit}" if timed and not money else ""
     said = " and ".join(
-        f"{'a deadline' if by == 'seconds' else 'a budget'} of {_amount(by, limit, timed)}" for by, limit in limits
+        f"a deadline of {duration(limit)}" if by == "seconds" else f"a budget of {limit:g}{unit}"
+        for by, limit in limits
     )
-    surely = [way for way in timed if all(way.worth(by)[2] <= limit for by, limit in limits)]
-    maybe = [way for way in timed if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]
+    surely = [way for way in judged if all(way.worth(by)[2] <= limit for by, limit in limits)]
+    maybe = [way for way in judged if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]
     order = "cost" if budget is None else "seconds"
     best = min(surely, key=lambda way: way.worth(order)[1], default=None)
     if best is not None:
@@ -161,15 +170,18 @@ def _within(timed: Sequence[Way], deadline: float | None, budget: float | None) 
     if maybe:
         names = ", ".join(way.name for way in maybe)
         return None, [f"Nothing surely keeps {said}; by its best guess {names} would, but the interval reaches beyond."]
-    return None, [f"Nothing that was measured keeps {said}."]
+    return None, [f"Nothing that {'was measured' if len(judged) == len(timed) else 'has a price'} keeps {said}."]
 
 
-def _amount(by: str, limit: float, timed: Sequence[Way]) -> str:
-    if by == "seconds":
-        return duration(limit)
-    return f"{limit:g}" + (
-        "" if any(way.price is not None for way in timed) or not timed else f" {timed[0].hours_unit}"
-    )
+def _without_price(ways: Sequence[Way]) -> list[str]:
+    """Which ways are not judged by cost, and what would change that."""
+    if not ways:
+        return []
+    names = ", ".join(way.name for way in ways)
+    kinds = dict.fromkeys(kind for way in ways if (kind := priced_as(way.fields)) is not None)
+    options = " ".join(f'--price "{kind}=RATE"' if " " in kind else f"--price {kind}=RATE" for kind in kinds)
+    hint = f"give {options}" if options else "their GPU type is not recorded"
+    return [f"Without a price, and so not judged by cost: {names}; {hint}."]
 
 
 def _nothing_learnt(goal: float | None, every: Sequence[Way]) -> list[str]:

@@ -16,7 +16,7 @@ from analysis.runs import Run
 from analysis.schema import GROUP
 from analysis.smoothing import smooth
 from analysis.stability import ends_in_nothing
-from analysis.way import Way, Z
+from analysis.way import Way, Z, priced_as
 from hvdtrain.errors import UserError
 
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
@@ -232,8 +232,7 @@ def _key(job: JobTime) -> tuple[Any, ...]:
 
 
 def _price(fields: Mapping[str, Any], rates: Mapping[str, float]) -> float | None:
-    kind = known(fields["gpu_type"]) or known(fields["device"]) or ""
-    return rates.get(kind.lower())
+    return rates.get((priced_as(fields) or "").lower())
 
 
 def check_target(target: float | None) -> None:

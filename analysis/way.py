@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,16 @@ class Way:
         return describe(self.fields)
 
     def worth(self, by: str) -> tuple[float, float, float]:
-        """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price)."""
+        """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price: see `judged_by_cost`)."""
         scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
         return scale * self.low, scale * self.seconds, scale * self.high
+
+
+def judged_by_cost(ways: Sequence[Way]) -> list[Way]:
+    """Those whose costs can be compared: with a price where any has one, because money is not compared with hours; else all."""
+    return [way for way in ways if way.price is not None] or list(ways)
+
+
+def priced_as(fields: Mapping[str, Any]) -> str | None:
+    """What a price is given for: the GPU type, or the device ("cpu") where there is none."""
+    return known(fields["gpu_type"]) or known(fields["device"])

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from analysis.epochs import EpochsGroup
 from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis, time_unit
-from analysis.way import Way
+from analysis.way import Way, judged_by_cost
 
 _BASES = {
     "target": "time to the target", "stable": "time to stable accuracy", "whole run": "time of a run", "epoch": "time of an epoch",
@@ -52,14 +52,16 @@ def epochs_plot(group: EpochsGroup) -> Plot | None:
 def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None]) -> Plot | None:
     """Time against cost (GPU-hours where no price is known) with 90 % intervals; nothing dominates what is on the line.
 
-    `kinds` are the GPU types in the order of their colours.
+    `kinds` are the GPU types in the order of their colours. Where some ways have a price, those without are left out.
     """
-    every = [*ways, *forecasts]
-    if len(ways) < 2:
+    every = judged_by_cost([*ways, *forecasts])
+    shown = [way for way in every if way.measured]
+    left_out = [way.name for way in ways if way not in shown]
+    if len(shown) < 2:
         return None
     scale, unit = time_unit(max(way.seconds for way in every))
     axis = "cost" if all(way.price is not None for way in every) else every[0].hours_unit
-    best = front(ways)
+    best = front(shown)
     with panel() as (figure, axes):
         for place, way in enumerate(every):
             _cross(axes, way, scale, kinds.index(way.gpu_type) if way.gpu_type in kinds else 0, above=place % 2 == 0)
@@ -75,6 +77,8 @@ def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[s
         for way in every
     )
     none = f"None beats {', '.join(way.name for way in best)} in both."
+    if left_out:
+        none += f" Without a price, and not shown: {', '.join(left_out)}."
     return Plot("pareto", "Time and cost", f"Time against {axis}. {said}. {none}", figure)
 
 
