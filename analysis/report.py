@@ -30,7 +30,12 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
         report: what to write.
         out: the folder of the page, the figures and the Markdown.
         json_file: where the JSON goes; None leaves it out.
+
+    Raises:
+        UserError: nothing was measured on a known number of ranks, so that there is nothing to draw.
     """
+    if not report.parts:
+        raise UserError(_nothing(report))
     from analysis.figure import png
     from analysis.html import page
     from analysis.plots.gallery import gallery
@@ -50,6 +55,17 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
     if json_file is not None:
         contents[json_file] = json_text(report).encode()
     return contents
+
+
+def _nothing(report: Report) -> str:
+    """Why there is no table, and what would make one."""
+    inputs = ", ".join(report.inputs)
+    if any(run.n_gpus for run in report.runs):
+        return f"{inputs}: no accuracy at the end of a run is finite, and no time was recorded, so there is nothing to report"
+    return (
+        f"{inputs}: nothing says on how many ranks this was measured; name them in the path (run-4gpu/metrics.csv, log_n4.csv) "
+        "or in a column n_gpus. Curves by themselves: analysis.epochs_to_stability"
+    )
 
 
 def check_places(out: Path, json_file: Path | None) -> None:

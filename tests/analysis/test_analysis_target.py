@@ -129,3 +129,21 @@ def test_one_seed_of_three_that_ends_in_nan_is_outvoted(tmp_path: Path) -> None:
     runs = [run for run in read_inputs(paths).runs if run.n_gpus == 2]
     spread = accuracy_curves(runs)[2][20]
     assert (spread.count, spread.median) == (2, pytest.approx(0.8, abs=0.001))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("log_n2.csv", NAN, "no accuracy at the end of a run is finite, and no time was recorded"),
+        ("log.csv", 0.5, "nothing says on how many ranks this was measured; name them in the path"),
+        ("log.csv", NAN, "nothing says on how many ranks this was measured; name them in the path"),
+    ],
+)
+def test_a_curve_that_makes_no_table_is_refused_in_words(
+    tmp_path: Path, name: str, value: float, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text("epoch,val_acc\n" + "".join(f"{epoch},{value}\n" for epoch in range(9)))
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert f"error: {path}: {expected}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
