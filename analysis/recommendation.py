@@ -98,7 +98,8 @@ def recommend(
     if not answers:
         raise UserError("nothing to recommend from: no time and no throughput of a known number of ranks was measured")
     first = answers[0]
-    return Recommendation(**{**first.__dict__, "others": tuple(answers[1:])})
+    said = (*first.sentences, *_of_nobody(prices or {}, answers))
+    return Recommendation(**{**first.__dict__, "sentences": said, "others": tuple(answers[1:])})
 
 
 def _one(
@@ -182,6 +183,17 @@ def _without_price(ways: Sequence[Way]) -> list[str]:
     options = " ".join(f'--price "{kind}=RATE"' if " " in kind else f"--price {kind}=RATE" for kind in kinds)
     hint = f"give {options}" if options else "their GPU type is not recorded"
     return [f"Without a price, and so not judged by cost: {names}; {hint}."]
+
+
+def _of_nobody(prices: Mapping[str, float], answers: Sequence[Recommendation]) -> list[str]:
+    """Which prices are of types that were not measured: perhaps mistyped."""
+    kinds = [priced_as(way.fields) for answer in answers for way in (*answer.ways, *answer.unreached)]
+    measured = list(dict.fromkeys(kind for kind in kinds if kind is not None))
+    strange = [kind for kind in prices if kind.lower() not in {own.lower() for own in measured}]
+    if not strange:
+        return []
+    here = f"those measured are {', '.join(measured)}" if measured else "no GPU type is recorded"
+    return [f"No configuration ran on {', '.join(strange)}, so its price changes nothing: {here}."]
 
 
 def _nothing_learnt(goal: float | None, every: Sequence[Way]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -68,11 +68,10 @@ def accuracy_plots(curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequenc
     """
     if any(_points(run, "epoch") for one in curves for run in one.runs):
         hours = "rank" if curves[0].runs[0].device == "cpu" else "GPU"
-        return [
-            _curves(curves, "epoch", "epoch"),
-            _curves(curves, "time", "wall time"),
-            _curves(curves, "gpu_hours", f"{hours} time"),
-        ]
+        # Of logs without times nobody knows when an epoch was.
+        timed = [replace(one, runs=runs) for one in curves if (runs := [run for run in one.runs if _has_times(run)])]
+        by_time = [("time", "wall time"), ("gpu_hours", f"{hours} time")] if timed else []
+        return [_curves(curves, "epoch", "epoch"), *(_curves(timed, against, label) for against, label in by_time)]
     known = [way for way in ways if way.val_acc is not None and way.basis == "stable" and way.epochs]
     if not known:
         return []
@@ -81,6 +80,10 @@ def accuracy_plots(curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequenc
         _finals(known, kinds, "wall time to stability (h)", "accuracy_time", [way.hours for way in known]),
         _finals(known, kinds, "GPU-hours to stability", "accuracy_gpu_hours", [way.gpu_hours for way in known]),
     ]
+
+
+def _has_times(run: Run) -> bool:
+    return any(epoch.seconds for epoch in run.epochs)
 
 
 def _points(run: Run, against: str) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import analysis
+from analysis.__main__ import main
 from analysis.jobtime import job_times
 from analysis.tables import read_inputs
 from hvdtrain import record
@@ -191,3 +192,20 @@ def test_validations_within_an_epoch_and_a_restart_are_one_run(tmp_path: Path) -
     path.write_text(text_of("epoch,val_acc", [(0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35), (3, 0.4)]))
     (run,) = read_inputs([path]).runs
     assert [epoch.val_acc for epoch in run.epochs] == [0.1, 0.25, 0.35, 0.4], "what was trained again counts"
+
+
+def test_a_log_without_times_is_not_drawn_over_time(tmp_path: Path) -> None:
+    folders = []
+    for name, column in (("without", "lr"), ("with", "seconds")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for ranks in (1, 2):
+            lines = [(epoch, accuracy(epoch), 0.1) for epoch in range(12)]
+            (folder / f"log_n{ranks}.csv").write_text(text_of(f"epoch,val_acc,{column}", lines))
+        folders.append(folder)
+    drawn = []
+    for folder in folders:
+        assert main(["report", *map(str, sorted(folder.glob("*.csv"))), "--out", str(folder / "report")]) == 0
+        figures = {path.stem for path in (folder / "report" / "figures").iterdir()}
+        drawn.append([name in figures for name in ("accuracy_epoch", "accuracy_time")])
+    assert drawn == [[True, False], [True, True]]

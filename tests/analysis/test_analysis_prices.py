@@ -46,8 +46,17 @@ def test_where_no_way_has_a_price_hours_count(table: pd.DataFrame) -> None:
     for prices in (None, {"A100": 3.0}):
         best = analysis.recommend(table, budget=3, prices=prices)
         assert best.best is not None and best.best.name == "4 x V100"
-        assert "a budget of 3 GPU-hours" in best.sentences[-1]
+        assert any("a budget of 3 GPU-hours" in said for said in best.sentences)
         assert not any("Without a price" in said for said in best.sentences)
+
+
+def test_a_price_of_a_type_that_was_not_measured_is_said(table: pd.DataFrame) -> None:
+    best = analysis.recommend(table, budget=3, prices={"V10": 2.48, "t4": 0.35})
+    said = "No configuration ran on V10, so its price changes nothing: those measured are"
+    assert best.sentences[-1].startswith(said) and {"V100", "T4"} <= set(
+        best.sentences[-1].strip(".").replace(",", "").split()
+    )
+    assert not any("changes nothing" in said for said in analysis.recommend(table, prices={"V100": 2.48}).sentences)
 
 
 def test_where_all_have_a_price_nothing_is_left_out(table: pd.DataFrame) -> None:
