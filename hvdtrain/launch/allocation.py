@@ -21,9 +21,13 @@ _SDIAG_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """One job. `end` is in seconds since 1970 by the controller's clock; None without a limit, or where SLURM did not say."""
+    """One job. `end` is in seconds since 1970 by the controller's clock; None without a limit, or where SLURM did not say.
+
+    `alone` is what scontrol calls this job and no other: a task of an array may have the number of the whole array.
+    """
 
     job: str
+    alone: str
     state: str = ""
     name: str = ""
     nodes: str = ""
@@ -79,15 +83,23 @@ def here() -> Allocation:
         return ask(job)
     except commands.SlurmError as error:
         print(f"warning: {error}\nwarning: so the time limit of this job is not known here", file=sys.stderr)
-        return Allocation(job, "RUNNING", restarts=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+        return Allocation(job, _alone(job), "RUNNING", restarts=int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+
+
+def _alone(job: str) -> str:
+    """What SLURM has told the job itself of the array that it is in."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else job
 
 
 def parse(job: str, text: str) -> Allocation:
-    """From the text of `scontrol show job --details`.
+    """From the text of `scontrol show job --details`, which for a whole array's number holds all tasks of it.
 
     >>> parse("7", "JobId=7 JobName=x\\n JobState=RUNNING Requeue=1\\n Nodes=a CPU_IDs=0 Mem=1 GRES=gpu:t4:2(IDX:0-1)").gpus
     {'t4': 2}
     """
+    records = re.split(r"\n\s*\n", text)
+    text = next((record for record in records if re.match(rf"\s*JobId={job}\s", record)), text)
 
     def value(key: str) -> str:
         match = re.search(rf"(?:^|\s){key}=(\S*)", text)
@@ -97,8 +109,10 @@ def parse(job: str, text: str) -> Allocation:
     for nodes, gres in re.findall(r"^\s+Nodes=(\S+) .*?GRES=(\S*)", text, re.MULTILINE):
         for name, count in parse_gres(gres).items():
             gpus[name] = gpus.get(name, 0) + count * _hosts(nodes)
+    array, task = value("ArrayJobId"), value("ArrayTaskId")
     return Allocation(
         job=job,
+        alone=f"{array}_{task}" if array and task.isdigit() else job,
         state=value("JobState"),
         name=value("JobName"),
         nodes=value("NodeList"),

@@ -117,7 +117,7 @@ class Batch:
         """Tasks of an array share a name until they start; from then on squeue shows the cell."""
         if self.given.job_name and self.job.name != self.given.job_name:
             try:
-                commands.call(["scontrol", "update", f"JobId={self.job.job}", f"JobName={self.given.job_name}"])
+                commands.call(["scontrol", "update", f"JobId={self.job.alone}", f"JobName={self.given.job_name}"])
             except commands.SlurmError as error:
                 print(f"warning: the job keeps its array's name: {error}", file=sys.stderr)
 
@@ -224,7 +224,8 @@ class Batch:
         try:
             return allocation.ask(self.job.job)
         except commands.SlurmError:
-            return allocation.Allocation(self.job.job)  # whoever cannot be asked has not said that the job is cancelled
+            # Whoever cannot be asked has not said that the job is cancelled.
+            return allocation.Allocation(self.job.job, self.job.alone)
 
     def _progress(self) -> bool:
         # By one clock, that of the file system: this attempt wrote slurm.json before its ranks began.
@@ -234,7 +235,7 @@ class Batch:
 
     def _requeue(self, status: int) -> int:
         try:
-            commands.call(["scontrol", "requeue", self.job.job])
+            commands.call(["scontrol", "requeue", self.job.alone])
         except commands.SlurmError as error:
             print(f"hvdtrain: SLURM does not start this job again: {error}\n`hvdtrain resume` goes on", file=sys.stderr)
             return status

@@ -117,6 +117,31 @@ def test_what_slurm_says_of_the_job() -> None:
     assert job.gpu_types == ["t4", "v100"]
 
 
+def array_task(number: int, task: int, gpus: int) -> str:
+    return (
+        f"JobId={number} ArrayJobId=5 ArrayTaskId={task} JobName=digits.{task}\n   JobState=RUNNING Restarts={task}\n"
+        f"   NodeList=n{task}\n     Nodes=n{task} CPU_IDs=0 Mem=1 GRES=gpu:t4:{gpus}(IDX:0)\n\n"
+    )
+
+
+def test_the_task_that_has_the_number_of_its_array_is_not_the_array() -> None:
+    """Asked for it, scontrol shows all tasks, in any order."""
+    text = array_task(6, 0, 1) + array_task(5, 2, 2) + array_task(7, 1, 4)
+    job = allocation.parse("5", text)
+    assert (job.alone, job.name, job.nodes, job.restarts, job.gpus) == ("5_2", "digits.2", "n2", 2, {"t4": 2})
+    assert allocation.parse("7", array_task(7, 1, 4)).alone == "5_1"
+    assert allocation.parse("7", "JobId=7 JobName=x\n   JobState=RUNNING\n").alone == "7"
+
+
+def test_a_task_knows_itself_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name, value in {"JOB_ID": "5", "ARRAY_JOB_ID": "5", "ARRAY_TASK_ID": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert allocation.here().alone == "5_2"
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID")
+    assert allocation.here().alone == "5"
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
