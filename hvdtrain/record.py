@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import shutil
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hvdtrain.attempts import count as count_attempts
+from hvdtrain.attempts import set_aside
+from hvdtrain.json_file import finite
+from hvdtrain.json_file import read_json as read_json
+from hvdtrain.json_file import write_json as write_json
 
 RUN_DIR_VARIABLE = "HVDTRAIN_RUN_DIR"
 #: Names one attempt on SLURM; the same is in its slurm.json, until another attempt writes its own there.
@@ -59,45 +62,6 @@ class Epoch:
 
 
 _EPOCH_FIELDS = {field.name for field in dataclasses.fields(Epoch)}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write aside, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The watchdog's thread may note why all ends while the main thread notes it too.
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(_finite(value), file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when the file is not there."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinities as null: JSON has no word for them and other readers stop at them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return value
 
 
 def read_epochs(path: Path) -> list[Epoch]:
@@ -163,7 +127,7 @@ class EpochLog:
 
 
 def _line(epoch: Epoch) -> str:
-    return json.dumps(_finite(dataclasses.asdict(epoch)), allow_nan=False) + "\n"
+    return json.dumps(finite(dataclasses.asdict(epoch)), allow_nan=False) + "\n"
 
 
 def run_dir() -> Path | None:
@@ -197,16 +161,7 @@ def check_current(folder: Path) -> None:
 def restart_count() -> int:
     """How many attempts at this run went before: each left a folder under `attempts/`, or SLURM requeued the job after it."""
     folder = run_dir()
-    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), 0 if folder is None else restart_count_of(folder))
-
-
-def restart_count_of(folder: Path) -> int:
-    """How many earlier attempts left their records in `folder`."""
-    return len(_attempts(folder))
-
-
-def _attempts(folder: Path) -> list[int]:
-    return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
+    return max(int(os.environ.get("SLURM_RESTART_COUNT") or 0), 0 if folder is None else count_attempts(folder))
 
 
 def begin(folder: Path, facts: dict[str, Any]) -> None:
@@ -269,27 +224,6 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
     write_json(folder / "result.json", result)
     (folder / "running.json").unlink(missing_ok=True)
     return result
-
-
-def set_aside(folder: Path) -> None:
-    """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost.
-
-    Where there are checkpoints the next attempt goes on from one of them, so the epochs up to there stay too.
-    """
-    ended = [path for name in ("running.json", "result.json") if (path := folder / name).exists()]
-    epochs = folder / "epochs.jsonl"
-    resumable = any(folder.glob("checkpoints*/*.json"))
-    if not ended and (resumable or not epochs.exists()):
-        return
-    target = folder / "attempts" / str(1 + max(_attempts(folder), default=0))
-    target.mkdir(parents=True)
-    if epochs.exists():
-        if resumable:
-            shutil.copy2(epochs, target / epochs.name)
-        else:
-            os.replace(epochs, target / epochs.name)
-    for path in ended:
-        os.replace(path, target / path.name)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.launch import allocation, ending
 from hvdtrain.launch.choice import choose
@@ -98,7 +98,7 @@ class Batch:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "log").mkdir(exist_ok=True)
         silent = _close_earlier(self.folder)
-        record.set_aside(self.folder)
+        attempts.set_aside(self.folder)
         self._name()
         self._mark()
         record.write_json(self.folder / "slurm.json", {"attempt": self.attempt, **self._facts()})
@@ -122,7 +122,7 @@ class Batch:
                 print(f"warning: the job keeps its array's name: {error}", file=sys.stderr)
 
     def _mark(self) -> None:
-        attempt = 1 + record.restart_count_of(self.folder)
+        attempt = 1 + attempts.count(self.folder)
         plural = "s" if self.ranks > 1 else ""
         restart = f", restart {self.job.restarts}" if self.job.restarts else ""
         print(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
@@ -90,7 +90,7 @@ def _start(arguments: argparse.Namespace) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))
     if arguments.run_dir is not None:
         arguments.run_dir.mkdir(parents=True, exist_ok=True)
-        record.set_aside(arguments.run_dir)
+        attempts.set_aside(arguments.run_dir)
         environment[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
     by_mpirun = launcher.name == "mpirun"

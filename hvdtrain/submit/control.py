@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.status import find_study, read_study
@@ -203,7 +203,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
         try:
             for batch in batches(scripts, array_size=allowed.array_size, max_parallel=given.max_parallel):
                 for name in batch.cells:
-                    record.set_aside(study / name)
+                    attempts.set_aside(study / name)
                 after = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
                 submission, text = submissions.prepare(
                     study, {name: scripts[name] for name in batch.cells}, batch.parallel

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdtrain import machine, record
+from hvdtrain import attempts, machine, record
 from hvdtrain.errors import UserError
 from hvdtrain.submit import progress, summary
 from hvdtrain.submit.attempt import Attempt, adopt_orphans
@@ -89,7 +89,7 @@ class Local:
                     return False
                 view.index, view.epochs = index, []
                 folder = request.cell_folder(cell.name)
-                record.set_aside(folder)
+                attempts.set_aside(folder)
                 write_cell(folder, cell, self.script(cell, request))
                 attempt = Attempt(cell, folder, lock)
                 result = attempt.run(view, display, stop)

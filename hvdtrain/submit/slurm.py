@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.errors import UserError
 from hvdtrain.launch import choice
 from hvdtrain.site import commands, detect, files
@@ -178,7 +178,7 @@ class Slurm:
             self.site.limits, len(cells) + report, f"{len(cells)} cells{' and a report' if report else ''}"
         )
         for name, cell in cells.items():
-            record.set_aside(study / name)
+            attempts.set_aside(study / name)
             write_cell(study / name, cell, scripts[name])
         done: list[str] = []
         taken: list[submissions.Submission] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.horovod_build.check import BuildInfo
 from hvdtrain.launch import allocation, batch, choice, ending
 from hvdtrain.launch.ending import Policy, is_early_warning, judge, warning_seconds
@@ -189,7 +189,7 @@ def test_an_attempt_that_was_killed_is_closed_by_the_next(tmp_path: Path, monkey
     monkeypatch.delenv(record.ATTEMPT_VARIABLE, raising=False)
     record.write_json(tmp_path / "slurm.json", {"attempt": "7-0", "began": 1000.0, "job_id": "7"})
     assert batch._close_earlier(tmp_path)
-    record.set_aside(tmp_path)
+    attempts.set_aside(tmp_path)
     result = record.read_json(tmp_path / "attempts" / "1" / "result.json")
     assert result is not None
     assert result["status"] == "preempted"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain import world as worlds
 from hvdtrain.errors import UserError
 from hvdtrain.launch.control import Supervisor
@@ -173,7 +173,7 @@ def test_the_line_of_a_damaged_record_counts_blank_ones(tmp_path: Path) -> None:
 def test_attempts_with_a_gap_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "attempts" / "2").mkdir(parents=True)
     (tmp_path / "result.json").write_text("{}")
-    record.set_aside(tmp_path)
+    attempts.set_aside(tmp_path)
     assert (tmp_path / "attempts" / "3" / "result.json").exists()
 
 

@@ -88,7 +88,9 @@ def test_arrows_go_one_way(room: str, never: tuple[str, ...]) -> None:
     ("file", "also"),
     [
         ("hvdtrain/world.py", ("hvdtrain.errors",)),
-        ("hvdtrain/record.py", ()),
+        ("hvdtrain/json_file.py", ()),
+        ("hvdtrain/attempts.py", ("hvdtrain.json_file",)),
+        ("hvdtrain/record.py", ("hvdtrain.attempts", "hvdtrain.json_file")),
         ("hvdtrain/errors.py", ()),
         ("hvdtrain/lr.py", ("hvdtrain.errors", "hvdtrain.schedule")),
         ("hvdtrain/schedule.py", ()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.record import Epoch, EpochLog, read_json
 
 
@@ -86,7 +86,7 @@ def test_set_aside_keeps_what_earlier_attempts_left(cell: Path) -> None:
     for attempt in (1, 2):
         EpochLog(cell / "epochs.jsonl").append(Epoch(1, val_acc=attempt / 10))
         record.finish(cell, "failed", attempt)
-        record.set_aside(cell)
+        attempts.set_aside(cell)
         assert sorted(os.listdir(cell)) == ["attempts", "script.sh"]
         record.begin(cell, {})
     for attempt in (1, 2):
@@ -98,14 +98,14 @@ def test_set_aside_keeps_what_earlier_attempts_left(cell: Path) -> None:
 
 
 def test_set_aside_takes_an_attempt_that_never_ended(cell: Path) -> None:
-    record.set_aside(cell)
+    attempts.set_aside(cell)
     assert os.listdir(cell) == ["attempts"]
     assert os.listdir(cell / "attempts" / "1") == ["running.json"]
 
 
 def test_set_aside_of_nothing_makes_no_attempt(cell: Path) -> None:
     (cell / "running.json").unlink()
-    record.set_aside(cell)
+    attempts.set_aside(cell)
     assert os.listdir(cell) == []
 
 

@@ -1,0 +1,40 @@
+"""Attempts at one run: what an ended one left is kept, and the next one starts clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+#: What an attempt leaves that the next one must not find.
+_RESULTS = ("running.json", "result.json")
+
+
+def count(folder: Path) -> int:
+    """How many earlier attempts left their records in the run folder `folder`."""
+    return len(_numbers(folder))
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
+
+
+def set_aside(folder: Path) -> None:
+    """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost.
+
+    Where there are checkpoints the next attempt goes on from one of them, so the epochs up to there stay too.
+    """
+    ended = [path for name in _RESULTS if (path := folder / name).exists()]
+    epochs = folder / "epochs.jsonl"
+    resumable = any(folder.glob("checkpoints*/*.json"))
+    if not ended and (resumable or not epochs.exists()):
+        return
+    target = folder / "attempts" / str(1 + max(_numbers(folder), default=0))
+    target.mkdir(parents=True)
+    if epochs.exists():
+        if resumable:
+            shutil.copy2(epochs, target / epochs.name)
+        else:
+            os.replace(epochs, target / epochs.name)
+    for path in ended:
+        os.replace(path, target / path.name)
