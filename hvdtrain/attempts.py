@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -19,16 +20,19 @@ def _numbers(folder: Path) -> list[int]:
     return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
 
 
-def set_aside(folder: Path) -> None:
+def set_aside(folder: Path) -> Path | None:
     """Move what an ended attempt left to `attempts/<n>/`, so that the next one starts clean and nothing is lost.
 
     Where there are checkpoints the next attempt goes on from one of them, so the epochs up to there stay too.
+
+    Returns:
+        The folder it is in now; None when there was nothing to move.
     """
     ended = [path for name in _RESULTS if (path := folder / name).exists()]
     epochs = folder / "epochs.jsonl"
     resumable = any(folder.glob("checkpoints*/*.json"))
     if not ended and (resumable or not epochs.exists()):
-        return
+        return None
     target = folder / "attempts" / str(1 + max(_numbers(folder), default=0))
     target.mkdir(parents=True)
     if epochs.exists():
@@ -38,3 +42,18 @@ def set_aside(folder: Path) -> None:
             os.replace(epochs, target / epochs.name)
     for path in ended:
         os.replace(path, target / path.name)
+    return target
+
+
+def put_back(folder: Path, aside: Path | None) -> None:
+    """Undo `set_aside`, which returned `aside`, when there is no next attempt after all.
+
+    An attempt that began all the same keeps the place.
+    """
+    if aside is None or any((folder / name).exists() for name in _RESULTS):
+        return
+    for path in aside.iterdir():
+        os.replace(path, folder / path.name)
+    aside.rmdir()
+    with contextlib.suppress(OSError):  # others are there
+        aside.parent.rmdir()

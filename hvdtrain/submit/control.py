@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -202,13 +203,19 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
         done: list[str] = []
         try:
             for batch in batches(scripts, array_size=allowed.array_size, max_parallel=given.max_parallel):
-                for name in batch.cells:
-                    attempts.set_aside(study / name)
                 after = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
-                submission, text = submissions.prepare(
-                    study, {name: scripts[name] for name in batch.cells}, batch.parallel
-                )
-                submission = sbatch.submit(study, submission, text, [*words, *after])
+                with contextlib.ExitStack() as undo:
+                    for name in batch.cells:
+                        undo.callback(attempts.put_back, study / name, attempts.set_aside(study / name))
+                    submission, text = submissions.prepare(
+                        study, {name: scripts[name] for name in batch.cells}, batch.parallel
+                    )
+                    try:
+                        submission = sbatch.submit(study, submission, text, [*words, *after])
+                    except sbatch.Unanswered:
+                        undo.pop_all()  # SLURM may have taken it
+                        raise
+                    undo.pop_all()
                 done.append(str(submission.job))
                 print(f"submitted job {submission.job}: {', '.join(batch.cells)}", flush=True)
         except UserError as error:

@@ -24,7 +24,7 @@ from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
-from hvdtrain.submit.study import Known, Plan, write_cell
+from hvdtrain.submit.study import Known, Plan, keep, write_cell
 from hvdtrain.submit.view import look as look_at
 
 #: Option of the command line -> key of the profile that it overrides.
@@ -178,7 +178,9 @@ class Slurm:
             self.site.limits, len(cells) + report, f"{len(cells)} cells{' and a report' if report else ''}"
         )
         for name, cell in cells.items():
-            attempts.set_aside(study / name)
+            undo.callback(attempts.put_back, study / name, attempts.set_aside(study / name))
+            for file in ("cell.json", "script.sh"):
+                keep(study / name / file, undo)
             write_cell(study / name, cell, scripts[name])
         done: list[str] = []
         taken: list[submissions.Submission] = []

@@ -135,11 +135,22 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def keep(file: Path, undo: contextlib.ExitStack) -> None:
+    """`undo` gives `file` back what is in it now, or takes it away when it is not there."""
+    undo.callback(_restore, file, file.read_bytes() if file.exists() else None)
+
+
 def _restore(file: Path, before: bytes | None) -> None:
     if before is None:
         file.unlink(missing_ok=True)
-    else:
-        file.write_bytes(before)
+        return
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(before)
+        shutil.copymode(file, aside)
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def create(
@@ -155,8 +166,7 @@ def create(
         if not (where / "cell.json").exists():
             undo.callback(shutil.rmtree, where, ignore_errors=True)
             write_cell(where, cell, script(cell))
-    before = (folder / "study.json").read_bytes() if (folder / "study.json").exists() else None
-    undo.callback(_restore, folder / "study.json", before)
+    keep(folder / "study.json", undo)
     study = record.read_json(folder / "study.json") or {
         "study": folder.name,
         "created": request["created"],

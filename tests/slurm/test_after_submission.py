@@ -49,6 +49,29 @@ def test_failed_cells_are_retried_and_no_others(lab: Lab) -> None:
     assert 'no cell "n1-fail-at3"; it has n1-fail-at0, n1-fail-at2; did you mean' in wrong.stderr
 
 
+def held(lab: Lab, study: str) -> dict[str, bytes]:
+    """All files of a study but the one that says who works on it."""
+    folder = lab.room / "runs" / study
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_what_slurm_refuses_to_start_again_keeps_what_it_had(lab: Lab) -> None:
+    words = [*PLAIN_WORDS, "--gpus", "1", "--epochs", "2", "--seeds", "2", "--set", "fail-at=2"]
+    assert lab("submit", *words, "--wait").returncode == 1
+    before = held(lab, "plain")
+    assert lab.epochs("plain", "n1-fail-at2-s0") == [(1, 0)]
+    for again in (["retry", "plain"], ["submit", *words, "--retry-failed"]):
+        refused = lab(*again, "--partition", "nowhere")
+        assert refused.returncode == 2
+        assert "invalid partition specified: nowhere" in refused.stderr
+        assert held(lab, "plain") == before
+        assert {row["status"] for row in lab.status("plain").values()} == {"failed"}
+    assert lab("retry", "plain").returncode == 0
+    lab.wait("plain", "failed")
+    assert (lab.cell("plain", "n1-fail-at2-s0") / "attempts" / "1" / "epochs.jsonl").exists()
+
+
 def test_without_accounting_hours_are_an_estimate(lab: Lab) -> None:
     lab.submit(*PLAIN_WORDS, "--gpus", "2", "--set", "sleep=2", "--wait")
     row = lab.status("plain")["n2-sleep2"]

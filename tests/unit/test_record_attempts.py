@@ -109,6 +109,19 @@ def test_set_aside_of_nothing_makes_no_attempt(cell: Path) -> None:
     assert os.listdir(cell) == []
 
 
+def test_what_was_set_aside_is_put_back(cell: Path) -> None:
+    EpochLog(cell / "epochs.jsonl").append(Epoch(1))
+    record.finish(cell, "failed", 1)
+    before = {path.name: path.read_bytes() for path in cell.iterdir()}
+    attempts.put_back(cell, attempts.set_aside(cell))
+    assert {path.name: path.read_bytes() for path in cell.iterdir()} == before
+    attempts.put_back(cell, None)
+    aside = attempts.set_aside(cell)
+    record.begin(cell, {})
+    attempts.put_back(cell, aside)
+    assert aside is not None and (aside / "result.json").exists() and not (cell / "result.json").exists()
+
+
 def test_a_study_is_read_by_cell_finished_or_not(cell: Path) -> None:
     study = cell.parent
     record.write_json(study / "study.json", {})
