@@ -1,4 +1,4 @@
-"""Attempts at one run: what an ended one left is kept, and the next one starts clean."""
+"""Attempts at one run: what an ended one left is kept, and what the next one goes on from is known."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
+from hvdtrain.json_file import read_json, write_json
+
 #: What an attempt leaves that the next one must not find.
 _RESULTS = ("running.json", "result.json")
+_ELSEWHERE = "checkpoints.json"
+#: Names of manifests among other files of the user's.
+MANIFESTS = "[0-9]*-epoch-*-step-*.json"
 
 
 def count(folder: Path) -> int:
@@ -18,6 +23,25 @@ def count(folder: Path) -> int:
 
 def _numbers(folder: Path) -> list[int]:
     return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The manifests of all checkpoints of the run in `folder`, wherever they are."""
+    elsewhere = (read_json(folder / _ELSEWHERE) or {}).get("folders", [])
+    found = {path for each in elsewhere for path in (folder / each).glob(MANIFESTS)}
+    return sorted(found | set(folder.glob("checkpoints*/*.json")))
+
+
+def note_checkpoints(folder: Path, where: Path) -> None:
+    """Note in the run folder `folder` that its checkpoints are in `where`, unless that is where they are looked for anyway."""
+    folder, where = folder.resolve(), where.resolve()
+    if where.parent == folder and where.name.startswith("checkpoints"):
+        return
+    # A study may be moved, with what is in it.
+    text = str(where.relative_to(folder) if where.is_relative_to(folder) else where)
+    noted = (read_json(folder / _ELSEWHERE) or {}).get("folders", [])
+    if text not in noted:
+        write_json(folder / _ELSEWHERE, {"folders": [*noted, text]})
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -30,7 +54,7 @@ def set_aside(folder: Path) -> Path | None:
     """
     ended = [path for name in _RESULTS if (path := folder / name).exists()]
     epochs = folder / "epochs.jsonl"
-    resumable = any(folder.glob("checkpoints*/*.json"))
+    resumable = bool(checkpoints(folder))
     if not ended and (resumable or not epochs.exists()):
         return None
     target = folder / "attempts" / str(1 + max(_numbers(folder), default=0))

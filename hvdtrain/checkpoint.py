@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.errors import UserError
 
 _READ_BYTES = 1 << 20
@@ -110,6 +110,8 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
+            if run is not None:
+                attempts.note_checkpoints(run, self.folder)
             with open(aside, "wb") as raw:
                 file = _Hashing(raw)
                 write(cast("IO[bytes]", file))
@@ -168,7 +170,7 @@ class Store:
         return None
 
     def _manifests(self) -> list[Path]:
-        return sorted(self.folder.glob("[0-9]*-epoch-*-step-*.json"), key=lambda path: int(path.name.split("-")[0]))
+        return sorted(self.folder.glob(attempts.MANIFESTS), key=lambda path: int(path.name.split("-")[0]))
 
     def _prune(self) -> None:
         present = self.all()

@@ -6,6 +6,8 @@
                         epochs.jsonl   one line per finished epoch
                         result.json    how it ended; written last, so its presence means "ended"
                         slurm.json     the SLURM job of the attempt now under way
+                        checkpoints/   where the next attempt goes on from
+                        checkpoints.json   other folders in which it finds checkpoints, where there are some
                         attempts/<n>/  what earlier, failed attempts left
 
 Only the standard library: ranks, the submitter and a laptop with nothing else installed all read this.

@@ -230,7 +230,7 @@ class Batch:
     def _progress(self) -> bool:
         # By one clock, that of the file system: this attempt wrote slurm.json before its ranks began.
         began = (self.folder / "slurm.json").stat().st_mtime
-        files = [self.folder / "epochs.jsonl", *self.folder.glob("checkpoints*/*.json")]
+        files = [self.folder / "epochs.jsonl", *attempts.checkpoints(self.folder)]
         return any(file.stat().st_mtime >= began for file in files if file.exists())
 
     def _requeue(self, status: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain import attempts, record
+from hvdtrain.checkpoint import Store
 from hvdtrain.record import Epoch, EpochLog, read_json
 
 
@@ -107,6 +108,33 @@ def test_set_aside_of_nothing_makes_no_attempt(cell: Path) -> None:
     (cell / "running.json").unlink()
     attempts.set_aside(cell)
     assert os.listdir(cell) == []
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints-ema", "best/kept", "../elsewhere"])
+def test_epochs_stay_where_training_goes_on_from_a_checkpoint(cell: Path, place: str) -> None:
+    """Wherever the checkpoint is."""
+    for epoch in (1, 2):
+        EpochLog(cell / "epochs.jsonl", next_epoch=epoch).append(Epoch(epoch))
+        Store(cell / place).save(lambda file: None, epoch=epoch, step=epoch)
+    record.finish(cell, "timeout", 75)
+    attempts.set_aside(cell)
+    assert [epoch.epoch for epoch in record.read_epochs(cell / "epochs.jsonl")] == [1, 2]
+    assert len(attempts.checkpoints(cell)) == 2
+    assert (cell / "checkpoints.json").exists() is not place.startswith("checkpoints")
+
+
+def test_checkpoints_are_found_after_a_study_has_been_moved(cell: Path, tmp_path: Path) -> None:
+    Store(cell / "best" / "kept").save(lambda file: None, epoch=1, step=1)
+    Store(tmp_path / "elsewhere").save(lambda file: None, epoch=1, step=1)
+    assert read_json(cell / "checkpoints.json") == {"folders": ["best/kept", str(tmp_path / "elsewhere")]}
+    moved = cell.rename(tmp_path / "moved")
+    assert len(attempts.checkpoints(moved)) == 2
+
+
+def test_other_files_beside_checkpoints_are_none(cell: Path, tmp_path: Path) -> None:
+    attempts.note_checkpoints(cell, tmp_path)
+    (tmp_path / "settings.json").write_text("{}")
+    assert attempts.checkpoints(cell) == []
 
 
 def test_what_was_set_aside_is_put_back(cell: Path) -> None:
