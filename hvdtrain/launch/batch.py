@@ -198,7 +198,7 @@ class Batch:
             warning=self.warning,
             reason=str(noted.get("reason") or ""),
             recorded=None if present is None else str(present["status"]),
-            progress=self._progress(),
+            progress=_progress(self.folder),
             accidents=_accidents(self.folder, self.job.job),
             policy=self.policy,
         )
@@ -227,12 +227,6 @@ class Batch:
             # Whoever cannot be asked has not said that the job is cancelled.
             return allocation.Allocation(self.job.job, self.job.alone)
 
-    def _progress(self) -> bool:
-        # By one clock, that of the file system: this attempt wrote slurm.json before its ranks began.
-        began = (self.folder / "slurm.json").stat().st_mtime
-        files = [self.folder / "epochs.jsonl", *attempts.checkpoints(self.folder)]
-        return any(file.stat().st_mtime >= began for file in files if file.exists())
-
     def _requeue(self, status: int) -> int:
         try:
             commands.call(["scontrol", "requeue", self.job.alone])
@@ -260,6 +254,21 @@ def _close_earlier(folder: Path) -> bool:
     result |= {"ended": ended, "seconds": max(0.0, ended - started), "slurm": {**facts, "ended": ended}}
     record.write_json(folder / "result.json", result)
     return True
+
+
+def _progress(folder: Path) -> bool:
+    """Whether another attempt after the one in `folder` would get further than this one."""
+    # By one clock, that of the file system: this attempt wrote slurm.json before its ranks began.
+    began = (folder / "slurm.json").stat().st_mtime
+    if any(manifest.stat().st_mtime >= began for manifest in attempts.checkpoints(folder)):
+        return True
+    # What goes on in a way of its own gets further each time; what begins anew only reaches the same epoch again.
+    return _last_epoch(folder) > max(map(_last_epoch, folder.glob("attempts/*")), default=0)
+
+
+def _last_epoch(folder: Path) -> int:
+    epochs = record.read_epochs(folder / "epochs.jsonl")
+    return epochs[-1].epoch if epochs else 0
 
 
 def _accidents(folder: Path, job: str) -> int:

@@ -70,7 +70,7 @@ def judge(
         warning: seconds before the limit at which ranks were told.
         reason: what the ranks said; empty if nothing.
         recorded: the status that they wrote, if they did.
-        progress: whether this attempt added an epoch or a checkpoint.
+        progress: whether this attempt wrote a checkpoint, or recorded an epoch that none before it had reached.
         accidents: how many earlier attempts of this job ended by accident.
         policy: what the user wants.
         restarts: whether SLURM has counted the next start already, which it does when it preempts without grace, when somebody
@@ -110,7 +110,8 @@ def _stopped(status: str, reason: str, progress: bool, policy: Policy) -> Ending
     if status == "timeout" and not progress:
         return Ending(
             status,
-            f"{words} before a single step was finished, and would again: give a longer --time, then `hvdtrain resume`",
+            f"{words} before this attempt wrote a checkpoint or got further than those before it, and would again: give a longer "
+            "--time, or let the job save checkpoints, then `hvdtrain resume`",
         )
     return Ending(status, words, True)
 

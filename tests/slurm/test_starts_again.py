@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.slurm.lab import Lab, until
 
 ONE_IS_KILLED = '''
@@ -52,3 +54,31 @@ def test_a_task_that_starts_again_leaves_the_others_of_its_array_alone(lab: Lab)
     ]
     names = lab.cluster.run(["squeue", "-h", "--states=all", "-o", "%j", "-j", results[2]["job_id"]], check=True).stdout
     assert sorted(name.rpartition(".")[0] for name in names.split()) == cells
+
+
+NEVER_GOES_ON = '''
+"""Trains two epochs, then waits; the next start begins with the first again."""
+import time
+from hvdtrain import job, record
+
+job.parser(__doc__, epochs=3, batch_size=32, lr=0.1).parse_args()
+folder = record.run_dir()
+record.begin(folder, {"world_size": 1, "device": "cpu"})
+log = record.EpochLog(folder / "epochs.jsonl")
+for epoch in (1, 2):
+    log.append(record.Epoch(epoch, val_acc=0.5, seconds=0.5))
+time.sleep(600)
+'''
+
+
+@pytest.mark.timeout(400)
+def test_training_without_checkpoints_is_not_started_again_for_ever(lab: Lab) -> None:
+    (lab.room / "anew.py").write_text(NEVER_GOES_ON)
+    words = ["--job", "anew.py", "--launcher", "gloo", "--cpus-per-task", "1", "--study", "anew"]
+    lab.submit(*words, "--gpus", "1", "--time", "1")
+    until(lambda: (lab.cell("anew", "n1") / "attempts" / "1" / "result.json").exists(), 150)
+    rows = lab.wait("anew", "timeout", seconds=200)
+    assert "or let the job save checkpoints, then `hvdtrain resume`" in rows["n1"]["reason"]
+    log = lab.log("anew", "n1")
+    assert (log.count("=== n1: attempt "), log.count("requeued: ")) == (2, 1)
+    assert lab.epochs("anew", "n1") == [(1, 0), (2, 0)]

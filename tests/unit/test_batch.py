@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdtrain import attempts, record
+from hvdtrain.checkpoint import Store
 from hvdtrain.horovod_build.check import BuildInfo
 from hvdtrain.launch import allocation, batch, choice, ending
 from hvdtrain.launch.ending import Policy, is_early_warning, judge, warning_seconds
@@ -197,6 +199,44 @@ def test_an_attempt_that_was_killed_is_closed_by_the_next(tmp_path: Path, monkey
     assert not batch._close_earlier(tmp_path / "nothing")
 
 
+def attempt(folder: Path, *epochs: int, checkpoint: Path | None = None) -> bool:
+    """One attempt that records these epochs; whether it counts as progress."""
+    attempts.set_aside(folder)
+    record.write_json(folder / "slurm.json", {"attempt": "7-0"})
+    record.begin(folder, {})
+    log = record.EpochLog(folder / "epochs.jsonl", next_epoch=epochs[0] if epochs else 1)
+    for epoch in epochs:
+        log.append(record.Epoch(epoch))
+    if checkpoint is not None:
+        Store(checkpoint).save(lambda file: None, epoch=epochs[-1] if epochs else 0, step=1)
+    progress = batch._progress(folder)
+    record.finish(folder, "timeout", 75)
+    return progress
+
+
+def test_what_always_begins_anew_gets_on_once(tmp_path: Path) -> None:
+    assert [attempt(tmp_path, 1, 2, 3), attempt(tmp_path, 1, 2, 3), attempt(tmp_path, 1, 2)] == [True, False, False]
+
+
+def test_what_goes_on_in_its_own_way_gets_on_each_time(tmp_path: Path) -> None:
+    assert [attempt(tmp_path, 1, 2), attempt(tmp_path, 3, 4), attempt(tmp_path), attempt(tmp_path, 5)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("place", ["run/checkpoints", "elsewhere"])
+def test_a_checkpoint_is_progress_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.delenv(record.ATTEMPT_VARIABLE, raising=False)
+    monkeypatch.setenv(record.RUN_DIR_VARIABLE, str(tmp_path / "run"))
+    assert attempt(tmp_path / "run", checkpoint=tmp_path / place)
+    assert attempt(tmp_path / "run", checkpoint=tmp_path / place)
+    time.sleep(0.02)
+    assert not attempt(tmp_path / "run")
+
+
 def test_accidents_are_counted_for_one_job(tmp_path: Path) -> None:
     for number, (status, job) in enumerate([("failed", "7"), ("preempted", "7"), ("failed", "8")], start=1):
         record.write_json(
@@ -214,5 +254,5 @@ def test_the_reason_for_giving_up_says_what_to_type() -> None:
         "recorded": "preempted",
     }
     found = judge(75, **facts, progress=False, accidents=0, policy=Policy())
-    assert "give a longer --time, then `hvdtrain resume`" in found.reason
+    assert "give a longer --time, or let the job save checkpoints, then `hvdtrain resume`" in found.reason
     assert ending.Policy().retries == 1
