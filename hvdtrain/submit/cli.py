@@ -64,7 +64,8 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
         with contextlib.ExitStack() as undo:
             study.make_folder(folder, undo)
             lock = held.enter_context(StudyLock(folder))
-            if not (folder / "study.json").exists():
+            # Cells whose study.json is missing are what a killed submit had begun, which the lock tells from a stranger's folder.
+            if all(path.name == NAME for path in folder.iterdir()):
                 undo.callback((folder / NAME).unlink, missing_ok=True)
             known = transport.review(folder, study.read_known(folder))
             plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed)

@@ -152,7 +152,7 @@ class Slurm:
 
     def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
         """What is known of a study's cells, with what the queue says of them."""
-        if not known:
+        if not known or not (folder / "study.json").exists():  # without it nothing was handed over
             return known
         views = look_at(folder, record.read_study(folder)).cells
         return {

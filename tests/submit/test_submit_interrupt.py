@@ -173,6 +173,38 @@ def test_kill_9_in_the_middle(start: Started, submit: Submit, room: Path) -> Non
     assert [epoch.epoch for epoch in record.read_epochs(again / "epochs.jsonl")] == [1, 2, 3]
 
 
+DIES_WRITING = """
+import os, signal, sys
+from hvdtrain.submit import cli, study
+
+write = study.write_cell
+
+
+def write_and_die(folder, *more):
+    write(folder, *more)
+    if folder.name == "n1-s1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+study.write_cell = write_and_die
+sys.exit(cli.main())
+"""
+
+
+def test_kill_9_while_cells_are_written(start: Started, submit: Submit, room: Path) -> None:
+    process = start("--gpus", "1", "--seeds", "3", program=[command()[0], "-c", DIES_WRITING])
+    assert process.wait(timeout=30) == -signal.SIGKILL
+    study = room / "runs" / "toy"
+    assert sorted(path.name for path in study.iterdir()) == [".lock", "n1-s0", "n1-s1"]
+    other = submit("--gpus", "1", "--seeds", "3", "--epochs", "3")
+    assert other.returncode == 2
+    assert "already has a cell n1-s0 with another configuration" in other.stderr
+    assert sorted(path.name for path in study.iterdir()) == [".lock", "n1-s0", "n1-s1"]
+    done = submit("--gpus", "1", "--seeds", "3")
+    assert done.returncode == 0, done.stderr
+    assert "3 cells: 3 to run" in done.stdout
+
+
 def test_two_submits_at_once(start: Started, submit: Submit, room: Path) -> None:
     process = start("--gpus", "1", "--epochs", "500", "--", "--sleep", "0.1")
     folder = room / "runs" / "toy" / "n1"
