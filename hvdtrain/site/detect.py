@@ -54,7 +54,8 @@ def look() -> Facts:
     Raises:
         SlurmError: there is no cluster here, or it does not answer.
     """
-    groups = parse_sinfo(commands.call(["sinfo", "--noheader", "--all", f"--format={_FORMAT}"]))
+    # Without --exact nodes that differ are one entry, with the least of each number: 32+ CPUs.
+    groups = parse_sinfo(commands.call(["sinfo", "--noheader", "--all", "--exact", f"--format={_FORMAT}"]))
     settings = parse_config(commands.call(["scontrol", "show", "config"]))
     return Facts(groups, settings, mpi_types())
 
@@ -177,6 +178,18 @@ def _nodes(groups: Sequence[Group], default: str | None) -> int:
     for group in groups:
         counted[group.partition] += group.nodes
     return counted[default] if default is not None and default in counted else max(counted.values())
+
+
+def nodes_in(groups: Sequence[Group], partitions: str, *, with_gpus: bool, gpu_type: str | None = None) -> int:
+    """Nodes that one job may have in `partitions`, as sbatch takes them: of several names the one with most, for SLURM picks one.
+
+    `gpu_type` is the site's own name. 0 when no such partition has such nodes.
+    """
+    counted: Counter[str] = Counter()
+    for group in groups:
+        if (gpu_type in group.gpus) if gpu_type else (group.gpus or not with_gpus):
+            counted[group.partition] += group.nodes
+    return max((counted[name.strip()] for name in partitions.split(",")), default=0)
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

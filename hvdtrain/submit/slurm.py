@@ -101,12 +101,23 @@ class Slurm:
                     f"--gpus-per-node {self._per_node}: nodes here have {per_node}; nearest: --gpus-per-node {per_node}"
                 )
             per_node = self._per_node
-        nodes = gpu.nodes or site.nodes
+        nodes = self._nodes(gpu, with_gpus)
         shape = place(
             gpus, per_node=per_node, nodes=nodes, most=site.limits.gpus, with_gpus=with_gpus, what=gpu_type or ""
         )
         self._check_cores(shape, gpu.slurm)
         return shape
+
+    def _nodes(self, gpu: Gpu, with_gpus: bool) -> int | None:
+        """Nodes that one job may have. What was detected is the default partition's, and another one may be asked for."""
+        site = self.site
+        name = next((name for name, each in site.gpus.items() if each is gpu), "")
+        key = "nodes" if gpu.nodes is None else f"gpus.{name}.nodes"
+        nodes, partition = gpu.nodes or site.nodes, gpu.partition or site.partition
+        if self.facts is None or partition is None or self.profile.origins.get(key) != "detected":
+            return nodes
+        # None at all: whatever is wrong with the partition, SLURM says.
+        return detect.nodes_in(self.facts.groups, partition, with_gpus=with_gpus, gpu_type=gpu.slurm) or nodes
 
     def _check_cores(self, shape: Shape, slurm_type: str | None) -> None:
         """SLURM may take a job that no node of the cluster can ever run, and let it wait."""

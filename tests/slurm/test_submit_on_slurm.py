@@ -106,6 +106,22 @@ def test_64_cells_are_one_call_for_each_shape(lab: Lab) -> None:
     assert {row["status"] for row in lab.status("plain").values()} == {"cancelled"}
 
 
+def test_the_nodes_are_those_of_the_partition_that_is_asked_for(lab: Lab) -> None:
+    node = lab.cluster.nodes[0]
+    change = ["scontrol", "update", "PartitionName=all", "Default=NO"]
+    create = ["scontrol", "create", "PartitionName=few", f"Nodes={node}", "Default=YES"]
+    try:
+        lab.cluster.run(change, check=True)
+        lab.cluster.run(create, check=True)
+        refused = lab("submit", *PLAIN_WORDS, "--gpus", "16", "--dry-run")
+        assert "there are 4 GPUs: 1 node with 4 each" in refused.stderr
+        done = lab.submit(*PLAIN_WORDS, "--gpus", "16", "--partition", "few,all", "--dry-run")
+        assert "#SBATCH --nodes=4\n" in done.stdout
+    finally:
+        lab.cluster.run(["scontrol", "delete", "PartitionName=few"])
+        lab.cluster.run([*change[:-1], "Default=YES"])
+
+
 def test_arrays_no_longer_than_the_site_allows(small: Lab) -> None:
     path = wrapped_sbatch(small.room, "exit $?")
     small.submit(*PLAIN_WORDS, "--gpus", "1", "--seeds", "6", "--study", "split", "--wait", PATH=path)

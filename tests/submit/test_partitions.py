@@ -1,0 +1,99 @@
+"""How many nodes one job may have: those of the partition that it goes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UserError
+from hvdtrain.site import commands, detect
+from hvdtrain.site.detect import Facts
+from hvdtrain.submit import options
+from hvdtrain.submit.slurm import Slurm
+
+#: As printed by sinfo: nodes of a partition differ in memory, so they are two lines.
+CPUS = "2|debug*|32|64000|1:00:00|x|(null)\n60|compute|32|64000|1-0|x|(null)\n40|compute|32|128000|1-0|x|(null)\n"
+GPUS = """\
+2|debug*|32|64000|1:00:00|x|gpu:a100:4
+20|compute|32|64000|1-0|x|gpu:a100:4
+8|compute|32|64000|1-0|x|gpu:v100:4
+9|old|32|64000|1-0|x|gpu:v100:4
+50|cpu|64|64000|1-0|x|(null)
+"""
+
+
+@pytest.fixture(autouse=True)
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, sinfo: str, gpus: int, *words: str, gpu_type: str | None = None) -> int:
+    """Nodes of so many ranks on such a cluster."""
+    monkeypatch.setattr(commands, "present", lambda: True)
+    monkeypatch.setattr(detect, "look", lambda: Facts(detect.parse_sinfo(sinfo)))
+    return Slurm(options.parse(["--gpus", str(gpus), *words])).shape(gpus, gpu_type).nodes
+
+
+@pytest.mark.parametrize("partition", ["compute", "debug,compute", "compute, debug"])
+def test_a_partition_that_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch, partition: str) -> None:
+    assert nodes(monkeypatch, CPUS, 128, "--partition", partition) == 4
+    assert nodes(monkeypatch, CPUS, 3200, "--partition", partition) == 100
+    with pytest.raises(UserError, match="there are 3200 GPUs: 100 nodes with 32 each; nearest that fit: 3200"):
+        nodes(monkeypatch, CPUS, 6400, "--partition", partition)
+
+
+def test_a_partition_of_the_profile_counts(monkeypatch: pytest.MonkeyPatch, room: Path) -> None:
+    (room / "hvdtrain.toml").write_text('[site]\npartition = "compute"\n')
+    assert nodes(monkeypatch, CPUS, 128) == 4
+
+
+def test_without_one_it_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ([], ["--partition", "debug"]):
+        with pytest.raises(UserError, match="there are 64 GPUs: 2 nodes with 32 each"):
+            nodes(monkeypatch, CPUS, 128, *words)
+
+
+def test_what_the_profile_says_stays(monkeypatch: pytest.MonkeyPatch, room: Path) -> None:
+    (room / "hvdtrain.toml").write_text("[site]\nnodes = 3\n")
+    with pytest.raises(UserError, match="3 nodes with 32 each"):
+        nodes(monkeypatch, CPUS, 128, "--partition", "compute")
+    (room / "hvdtrain.toml").write_text("[site.gpus.v100]\nnodes = 5\n")
+    with pytest.raises(UserError, match="5 nodes with 4 each"):
+        nodes(monkeypatch, GPUS, 32, "--partition", "old", gpu_type="v100")
+
+
+@pytest.mark.parametrize(
+    ("words", "gpu_type", "most"),
+    [
+        ([], "a100", 20),
+        (["--partition", "debug"], "a100", 2),
+        (["--partition", "compute"], "v100", 8),
+        (["--partition", "compute"], None, 28),
+        (["--partition", "debug,old"], "v100", 9),
+        # What is wrong with these SLURM says in its own words.
+        (["--partition", "cpu"], "v100", 9),
+        (["--partition", "nowhere"], None, 2),
+    ],
+)
+def test_nodes_with_the_gpus_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], gpu_type: str | None, most: int
+) -> None:
+    assert nodes(monkeypatch, GPUS, 4 * most, *words, gpu_type=gpu_type) == most
+    with pytest.raises(UserError, match=f"{most} nodes? with 4 each"):
+        nodes(monkeypatch, GPUS, 4 * most + 4, *words, gpu_type=gpu_type)
+
+
+def test_nodes_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for sinfo: SLURM's test nodes here are all alike."""
+
+    def call(argv: list[str], seconds: float = 0.0) -> str:
+        if argv[0] != "sinfo":
+            return ""
+        exact = "1|all*|32|64000|1-0|x|(null)\n2|all*|128|256000|1-0|x|(null)\n"
+        return exact if "--exact" in argv else "3|all*|32+|64000+|1-0|x|(null)\n"
+
+    monkeypatch.setattr(commands, "call", call)
+    assert [(group.nodes, group.cpus) for group in detect.look().groups] == [(1, 32), (2, 128)]
