@@ -29,14 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _submit(argv: Sequence[str]) -> int:
     given = options.parse(list(argv))
     # Below this line --help is answered already; what it does not need is imported only now.
-    from hvdtrain.submit import grid, request, transports
+    from hvdtrain.submit import grid, request, study, transports
 
     transport = transports.choose(given)
     wanted = request.read(given, transport.name, Path.cwd())
     wanted, decided = transport.resolve(wanted)
     if wanted.dry_run:
         cells, notes = grid.expand(wanted.grid, wanted.common, transport.shape)
-        _say([*decided, *notes], sys.stderr)
+        known = study.read_known(wanted.folder) if wanted.launcher_chosen else {}
+        cells, kept = study.keep_launchers(cells, known)
+        _say([*decided, *notes, *kept], sys.stderr)
         _print_scripts(cells, transport, wanted)
         return 0
     grid.expand(wanted.grid, wanted.common, transport.shape)  # mistakes of the request come before those of the machine
@@ -68,12 +70,13 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
             if all(path.name == NAME for path in folder.iterdir()):
                 undo.callback((folder / NAME).unlink, missing_ok=True)
             known = transport.review(folder, study.read_known(folder))
+            cells, kept = study.keep_launchers(cells, known if request.launcher_chosen else {})
             plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed)
             facts = _facts(argv, request)
             study.create(folder, plan.run, lambda cell: transport.script(cell, request), facts, undo)
             handed = transport.hand_over(request, plan, undo)
             undo.pop_all()
-        _say([*notes, *plan.notes], sys.stdout)
+        _say([*notes, *kept, *plan.notes], sys.stdout)
         _announce(plan, folder)
         for line in handed:
             print(line, flush=True)

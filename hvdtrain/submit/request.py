@@ -19,7 +19,10 @@ _SETTINGS = ("job", "gpus")
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `submit`. `folder` is the study's, as the user would write it; `directory` where they typed."""
+    """One call of `submit`. `folder` is the study's, as the user would write it; `directory` where they typed.
+
+    `launcher_chosen`: nobody has named a launcher, and where cells run it was chosen by what is there.
+    """
 
     grid: Grid
     common: Common
@@ -30,6 +33,7 @@ class Request:
     dry_run: bool
     then_report: bool
     wait: bool
+    launcher_chosen: bool = False
 
     def cell_folder(self, name: str) -> Path:
         """The run folder of one cell."""

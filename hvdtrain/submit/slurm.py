@@ -63,7 +63,7 @@ class Slurm:
         """
         origin = "--time" if self._given.time is not None else f"{self.profile.origins.get('time')}: time"
         limits.check_time(self.site.limits, self.site.time, origin)
-        wanted = request.common.launcher
+        wanted, chosen = request.common.launcher, False
         notes = []
         if wanted == "auto":
             wanted, why = self.site.launcher, "from the site profile"
@@ -72,6 +72,7 @@ class Slurm:
                 shapes = (self.shape(gpus, each) for gpus in grid.gpus for each in grid.gpu_types or (None,))
                 several = any(shape.nodes > 1 for shape in shapes)
                 wanted, why = choice.choose("auto", several)
+                chosen = True
             notes.append(f"launcher {wanted}: {why}")
         for gpu_type in request.grid.gpu_types:
             self.site.gpu(gpu_type)
@@ -81,7 +82,7 @@ class Slurm:
                 f"this cluster has GPUs of types {', '.join(types)} and no --gpu-type was given: SLURM picks, and a cell "
                 "that gets several types is marked mixed and stays out of fits"
             )
-        return replace(request, common=replace(request.common, launcher=wanted)), notes
+        return replace(request, common=replace(request.common, launcher=wanted), launcher_chosen=chosen), notes
 
     def look(self, request: Request) -> list[str]:
         """Whether there is a cluster to submit to."""

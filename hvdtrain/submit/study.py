@@ -18,6 +18,8 @@ from hvdtrain.submit.states import LIVE
 
 #: Ended without anybody's fault: run again when asked for again.
 INTERRUPTED = ("cancelled", "preempted", "not submitted")
+#: Names of cells in one note.
+_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,38 @@ def plan(cells: Sequence[Cell], known: Mapping[str, Known], study: str, *, retry
         else:
             failed.append(cell.name)
     return Plan(tuple(named), tuple(run), tuple(finished), tuple(failed), tuple(waiting), tuple(notes))
+
+
+def keep_launchers(cells: Sequence[Cell], known: Mapping[str, Known]) -> tuple[list[Cell], list[str]]:
+    """The cells, those that the study has with the launcher that it has them with, and notes. For a launcher that nobody named.
+
+    What is chosen for some sizes may not be what was chosen for others, and what has been measured stays as it is.
+    """
+    by_hash = {_without_launcher(cell.facts): cell for cell in known.values()}
+    kept: dict[str, list[str]] = {}
+    result = []
+    for cell in cells:
+        same = known.get(cell.name) or by_hash.get(_without_launcher(cell.record()))
+        launcher = cell.launcher if same is None else str(same.facts.get("launcher", cell.launcher))
+        if launcher != cell.launcher:
+            kept.setdefault(launcher, []).append(cell.name)
+        result.append(replace(cell, launcher=launcher))
+    new = {cell.launcher for cell in cells}
+    notes = [
+        f"launcher {launcher} stays with what the study has ({_listed(names)}); other cells take {', '.join(new)}: for {launcher} "
+        f"there too give --launcher {launcher}"
+        for launcher, names in kept.items()
+    ]
+    return result, notes
+
+
+def _without_launcher(facts: Mapping[str, Any]) -> str:
+    return fingerprint({**facts, "launcher": None})
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
 
 
 def read_known(folder: Path) -> dict[str, Known]:

@@ -17,6 +17,8 @@ import pytest
 from hvdtrain import testcluster
 from tests.slurm.lab import PLAIN_WORDS, Lab, until
 
+CELLS = ["n1-t4", "n2-t4", "n8-t4"]
+
 
 def wrapped_sbatch(room: Path, after: str) -> str:
     """A PATH with an sbatch that counts its calls, and does `after` when the real one has answered."""
@@ -104,6 +106,27 @@ def test_64_cells_are_one_call_for_each_shape(lab: Lab) -> None:
     assert (lab.room / "bin" / "calls").read_text().count("call") == 4
     assert lab("cancel", "plain").returncode == 0
     assert {row["status"] for row in lab.status("plain").values()} == {"cancelled"}
+
+
+def test_larger_sizes_leave_the_launcher_of_those_before(lab: Lab) -> None:
+    """Within a node it is pmix; for a grid that also has more than a node, gloo."""
+    (lab.room / "hvdtrain.toml").write_text('[site]\ndirectives = ["--hold"]\n')
+    words = ["--job", "plain.py", "--cpus-per-task", "1", "--gpu-type", "t4"]
+    assert "note: launcher pmix: " in lab.submit(*words, "--gpus", "1,2").stdout
+    printed = lab.submit(*words, "--gpus", "1,2,8", "--dry-run")
+    more = lab.submit(*words, "--gpus", "1,2,8")
+    said = "note: launcher pmix stays with what the study has (n1-t4, n2-t4); other cells take gloo: for pmix "
+    assert said in printed.stderr
+    assert said in more.stdout
+    assert "3 cells: 1 to run, 2 in the queue already" in more.stdout
+    launchers = {name: json.loads((lab.cell("plain", name) / "cell.json").read_text())["launcher"] for name in CELLS}
+    assert launchers == {"n1-t4": "pmix", "n2-t4": "pmix", "n8-t4": "gloo"}
+    for name in CELLS:
+        assert (lab.cell("plain", name) / "script.sh").read_text() in printed.stdout
+    named = lab("submit", *words, "--gpus", "1,8", "--launcher", "gloo")
+    assert named.returncode == 2
+    assert "already has a cell n1-t4 with another configuration: launcher pmix -> gloo" in named.stderr
+    assert lab("cancel", "plain").returncode == 0
 
 
 def test_the_nodes_are_those_of_the_partition_that_is_asked_for(lab: Lab) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hvdtrain.errors import UserError
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock, in_use
-from hvdtrain.submit.study import Known, plan
+from hvdtrain.submit.study import Known, keep_launchers, plan
 
 
 def cell(name: str = "n2", **more: object) -> Cell:
@@ -56,6 +56,23 @@ def test_the_same_configuration_under_another_name() -> None:
     found = plan([cell("n2-b32", batch_size=32)], known("completed", batch_size=32), "toy", retry_failed=False)
     assert (found.run, found.finished) == ((), ("n2",))
     assert found.notes == ("n2-b32 is the same configuration as n2, which the study has already",)
+
+
+def test_a_launcher_that_nobody_named_is_the_one_that_the_study_has() -> None:
+    asked = [cell(launcher="gloo"), cell("n2-b32", batch_size=32, launcher="gloo"), cell("n8", gpus=8, launcher="gloo")]
+    has = {
+        **known("completed", launcher="pmix"),
+        "n2-b": Known(cell(batch_size=32, launcher="pmix").record(), "completed"),
+    }
+    cells, notes = keep_launchers(asked, has)
+    assert [(each.name, each.launcher) for each in cells] == [("n2", "pmix"), ("n2-b32", "pmix"), ("n8", "gloo")]
+    (note,) = notes
+    assert note == (
+        "launcher pmix stays with what the study has (n2, n2-b32); other cells take gloo: for pmix there too give --launcher pmix"
+    )
+    found = plan(cells, has, "toy", retry_failed=False)
+    assert (found.finished, [each.name for each in found.run]) == (("n2", "n2-b"), ["n8"])
+    assert keep_launchers(asked, {}) == (asked, [])
 
 
 def test_the_lock_is_for_one(tmp_path: Path) -> None:
