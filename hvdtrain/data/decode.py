@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 try:
     import simplejpeg
@@ -15,11 +16,44 @@ except ImportError:  # no wheel for this machine: Pillow decodes them all
     simplejpeg = None
 
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
-_DAMAGE = (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
+#: What decoders raise on damaged bytes: nearly anything. (Of EXIF's, struct.error and ZeroDivisionError on sound pictures too.)
+DAMAGE = (
+    *(
+        OSError,
+        EOFError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RuntimeError,
+    ),
+    *(struct.error, Image.DecompressionBombError),
+)
+#: What EXIF's orientations 2 to 8 ask for.
+_TURNS = dict(
+    enumerate(
+        (
+            Image.Transpose.FLIP_LEFT_RIGHT,
+            Image.Transpose.ROTATE_180,
+            Image.Transpose.FLIP_TOP_BOTTOM,
+            Image.Transpose.TRANSPOSE,
+            Image.Transpose.ROTATE_270,
+            Image.Transpose.TRANSVERSE,
+            Image.Transpose.ROTATE_90,
+        ),
+        start=2,
+    )
+)
 
 
 class Unreadable(Exception):
     """The file holds no image that can be trained on; the message says why."""
+
+
+class Unopened(Unreadable):
+    """Nobody has seen what the file holds: it could not be opened or read."""
 
 
 def decode(path: Path, size: int, out: np.ndarray | None = None) -> np.ndarray:
@@ -39,7 +73,7 @@ def decode(path: Path, size: int, out: np.ndarray | None = None) -> np.ndarray:
         with open(path, "rb", buffering=0) as file:
             content = file.read()
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
+        raise Unopened(error.strerror or str(error)) from None
     if not _plain_jpeg(content, pixels):
         pixels[...] = _any_kind(content, size)
     return pixels
@@ -59,7 +93,7 @@ def _plain_jpeg(content: bytes, out: np.ndarray) -> bool:
             return True
         # Scales of 7/8 to 5/8 take longer than all of it.
         pixels = simplejpeg.decode_jpeg(content, "RGB", min_height=size, min_width=size, min_factor=2)
-    except _DAMAGE:
+    except DAMAGE:
         return False
     out[...] = _resized(Image.fromarray(pixels), size)
     return True
@@ -76,9 +110,17 @@ def _turned(content: bytes) -> bool:
     while content[at : at + 1] == b"\xff" and content[at + 1] != _START_OF_SCAN:
         if content[at + 1] == _APP1:
             with Image.open(io.BytesIO(content)) as image:
-                return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+                return _turn(image) is not None
         at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
     return False
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How it is to be turned or mirrored; as it is where its EXIF is damaged, which says nothing of its pixels."""
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except DAMAGE:
+        return None
 
 
 def _any_kind(content: bytes, size: int) -> np.ndarray:
@@ -87,11 +129,12 @@ def _any_kind(content: bytes, size: int) -> np.ndarray:
             if _too_large(*image.size):
                 raise Unreadable(f"{image.width} x {image.height} pixels, more than an image has")
             image.draft("RGB" if image.mode != "CMYK" else "CMYK", (size, size))
+            turn = _turn(image)
             image.load()
-            return _resized(_rgb(ImageOps.exif_transpose(image)), size)
+            return _resized(_rgb(image if turn is None else image.transpose(turn)), size)
     except UnidentifiedImageError:
         raise Unreadable("not an image" if content else "empty") from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise Unreadable(str(error) or type(error).__name__) from None
 
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.data.sources import Remote, cache_folder, source
+from hvdtrain.data.sources import MARK, Remote, cache_folder, fetched, source
 from hvdtrain.errors import UserError
 
 # What has not arrived in full when a connection breaks is lost.
@@ -39,6 +39,10 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
     target = (folder or cache_folder(name)).expanduser()
     if wanted.holds(target):
         return target
+    if other := fetched(target):
+        raise UserError(
+            f"{target} holds the data set {other}, whose files may have the same names; choose another folder with --to"
+        )
     if not wanted.files:
         raise UserError(wanted.instructions.format(folder=target))
     try:
@@ -51,6 +55,7 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
                 _get(remote, url, target)
                 if ".tar" in remote.name:
                     _unpack(target / remote.name, target)
+            (target / MARK).write_text(f"{name}\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{target}: {error.strerror or error}; free some room, or choose another folder with --to"
@@ -152,7 +157,8 @@ def _unpack(archive: Path, target: Path) -> None:
     print(f"unpacking {archive.name} ...", file=sys.stderr)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(aside, filter="data")
+            # The checksum vouches for it where Python is too old for a filter.
+            tar.extractall(aside, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
     except (tarfile.TarError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}; remove it and try again") from None
     for entry in aside.iterdir():

@@ -58,10 +58,13 @@ def scan(root: Path) -> Tree:
                 if path.suffix.lower() not in ENDINGS:
                     strangers.append(relative)
                     continue
-                status = path.stat()
                 files.append(relative)
                 labels.append(label)
-                facts.append((relative, status.st_size, status.st_mtime_ns))
+                try:
+                    status = path.stat()
+                    facts.append((relative, status.st_size, status.st_mtime_ns))
+                except OSError:  # a link to nowhere: counted among the unreadable ones
+                    facts.append((relative, -1, 0))
     if not files:
         raise UserError(
             f"{root} has no images: it must hold one folder for each class, with files ending in {', '.join(ENDINGS)}"

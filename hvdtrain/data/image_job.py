@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ from hvdtrain.data.sources import locate
 from hvdtrain.errors import UserError, nearest
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-#: Families of keras.applications that want their pixels in -1..1. The others rescale inside, or want them as they are.
-_AROUND_ZERO = ("MobileNet", "MobileNetV2", "InceptionV3", "InceptionResNetV2", "Xception")
+#: How families of keras.applications want pixels of 0..255, by the modes of `keras.applications.imagenet_utils`; None: as they are,
+#: for they rescale inside. The first pattern that fits counts.
+_PIXELS = (
+    (r"MobileNetV3|EfficientNet|ConvNeXt", None),
+    (r"MobileNet|Inception|Xception|NASNet|ResNet\d+V2", "tf"),
+    (r"ResNet\d|VGG", "caffe"),
+    (r"DenseNet", "torch"),
+)
+#: Means of ImageNet's pixels by mode, and deviations: red, green, blue (as in imagenet_utils).
+_CAFFE_MEAN = np.array([123.68, 116.779, 103.939])
+_TORCH_MEAN, _TORCH_DEVIATION = np.array([0.485, 0.456, 0.406]) * 255, np.array([0.229, 0.224, 0.225]) * 255
 
 
 def one_folder(
@@ -98,13 +108,30 @@ def classifier(options: argparse.Namespace, classes: int, changes: Affine, fine_
     """
     size = options.image_size
     pixels = keras.Input((size, size, 3), dtype="uint8")
-    scale, offset = (1 / 127.5, -1.0) if options.backbone in _AROUND_ZERO else (1.0, 0.0)
     changed = RandomAffine(**vars(changes), passive=changed_by_loader())(pixels)
-    features = layers.Rescaling(scale, offset)(changed)
+    features = as_wanted(options.backbone, changed)
     backbone = _backbone(options, size)
     backbone.trainable = fine_tune
     pooled = layers.GlobalAveragePooling2D()(backbone(features, training=False))
     return keras.Model(pixels, layers.Dense(classes, dtype="float32")(pooled))
+
+
+def as_wanted(backbone: str, pixels: Any) -> Any:
+    """`pixels` (0 to 255, red, green, blue) in the range and order that the backbone was trained on.
+
+    Raises:
+        UserError: what it wants is not known.
+    """
+    mode = next((mode for pattern, mode in _PIXELS if re.match(pattern, backbone)), "unknown")
+    if mode == "caffe":
+        return layers.Rescaling(1.0, (-_CAFFE_MEAN[::-1]).tolist())(keras.ops.flip(pixels, axis=-1))
+    if mode == "torch":
+        return layers.Rescaling((1 / _TORCH_DEVIATION).tolist(), (-_TORCH_MEAN / _TORCH_DEVIATION).tolist())(pixels)
+    if mode == "unknown":
+        raise UserError(
+            f"--backbone {backbone}: which range of pixels it wants is not known; take one of another family"
+        )
+    return layers.Rescaling(*((1 / 127.5, -1.0) if mode == "tf" else (1.0, 0.0)))(pixels)
 
 
 def _backbone(options: argparse.Namespace, size: int) -> keras.Model:

@@ -10,11 +10,14 @@ by all ranks of the node at once, then renamed; a checksum tells whether it is w
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +27,14 @@ import numpy as np
 
 from hvdtrain.data.folders import Tree
 from hvdtrain.data.memory import Batches
-from hvdtrain.data.packing import Progress, Share, checksum, chunks, decode_files
+from hvdtrain.data.packing import Progress, Share, alive, checksum, chunks, decode_files
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.world import World
 
 Gather = Callable[[Any], list[Any]]
 _VERSION = 2
+#: Between two looks whether another run has let go of a node's cache.
+_RETRY_SECONDS = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -91,22 +96,15 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
         UserError: too many unreadable files (the first ten are named), or no room; on all ranks alike.
     """
     legal = max(10, len(tree.files) // 100) if max_bad is None else max_bad
+    _same_everywhere(tree, place, gather)
     row = size * size * 3
-    need = len(tree.files) * row
     base = cache_folder() / place.node / f"{tree.key}-{size}-v{_VERSION}"
     leader = place.local_rank == 0
-    problem, lock = "", None
-    if leader:
-        try:
-            base.parent.mkdir(parents=True, exist_ok=True)
-            lock = _locked(base.with_suffix(".lock"))
-        except OSError as error:
-            problem = f"{base.parent}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node's own disk"
+    lock = _lock(base.with_suffix(".lock"), leader, place, gather)
     try:
         # A node that has the file waits for those that have not.
-        whole = leader and not problem and _intact(base, len(tree.files), row)
-        if leader and not problem and not whole:
-            problem = _prepare(base, need)
+        whole = leader and _intact(base, tree, row)
+        problem = _prepare(base, len(tree.files) * row) if leader and not whole else ""
         told = gather((place.node, leader, whole, problem))
         _raise_any(each[3] for each in told)
         have = next(each[2] for each in told if each[0] == place.node and each[1])
@@ -120,11 +118,27 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
         if lock is not None:
             lock.close()
     manifest = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
-    bad_files = tuple((tree.files[index], reason) for index, reason in manifest["bad"])
+    # What one node cannot read the others leave out too, or ranks would share out different data.
+    bad = dict(sorted(tuple(entry) for each in gather(manifest["bad"]) for entry in each))
+    bad_files = tuple((tree.files[index], reason) for index, reason in bad.items())
     _report(tree, bad_files, legal, place)
     images = np.memmap(base.with_suffix(".u8"), np.uint8, "r", shape=(len(tree.files), size, size, 3))
-    good = np.setdiff1d(np.arange(len(tree.files)), [index for index, _ in manifest["bad"]])
+    good = np.setdiff1d(np.arange(len(tree.files)), list(bad))
     return Packed(images, tree.labels, tree.classes, good, bad_files)
+
+
+def _same_everywhere(tree: Tree, place: World, gather: Gather) -> None:
+    """Raise UserError on all ranks where a node has other files, as copies on local disks may be."""
+    names = hashlib.sha256(json.dumps([tree.classes, tree.files]).encode()).hexdigest()
+    told = gather((names, place.node, len(tree.files), len(tree.classes)))
+    other = next((each for each in told if each[0] != told[0][0]), None)
+    if other is not None:
+        described = " and ".join(
+            f"{files} images of {classes} classes on {node}" for _, node, files, classes in (told[0], other)
+        )
+        raise agreed(
+            UserError(f"{tree.root} is not the same on all nodes: {described}, or other names. Copy it there anew")
+        )
 
 
 def cache_folder() -> Path:
@@ -137,21 +151,57 @@ def cache_folder() -> Path:
     return Path(scratch if os.path.isdir(scratch) else tempfile.gettempdir()) / f"hvdtrain-{os.getuid()}"
 
 
-def _locked(path: Path) -> Any:
+def _lock(path: Path, leader: bool, place: World, gather: Gather) -> Any:
+    """This node's cache for this run alone, on all nodes or on none: or of two runs each may have a node that the other waits for.
+
+    Returns:
+        The leader's open file, which gives the lock back when it is closed; None for others.
+
+    Raises:
+        UserError: there can be no cache on some node.
+    """
+    while True:
+        file, problem = None, ""
+        if leader:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = _try_lock(path)
+            except OSError as error:
+                problem = f"{path.parent}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node's own disk"
+        told = gather((place.node, leader and file is None, problem))
+        taken = sorted({node for node, failed, _ in told if failed})
+        if file is not None and taken:
+            file.close()
+        _raise_any(each[2] for each in told)
+        if not taken:
+            return file
+        if place.rank == 0:
+            print(f"hvdtrain: another run packs images on {', '.join(taken)}; waiting", file=sys.stderr, flush=True)
+        alive()
+        # Not in step with the other run, and without drawing from the generators of the training.
+        time.sleep(random.SystemRandom().uniform(*_RETRY_SECONDS))
+
+
+def _try_lock(path: Path) -> Any:
+    """The open file, locked; None where another run has it."""
     file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closing gives the lock back
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"hvdtrain: another run on this node packs the images; waiting for {path}", file=sys.stderr, flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        file.close()
+        return None
     return file
 
 
-def _intact(base: Path, n: int, row: int) -> bool:
+def _intact(base: Path, tree: Tree, row: int) -> bool:
+    """Whether a run before has packed `tree`, and nothing that it could not open can be opened now."""
     data, manifest = base.with_suffix(".u8"), base.with_suffix(".json")
+    n = len(tree.files)
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))
         if data.stat().st_size != n * row:
+            return False
+        if any(os.access(tree.root / tree.files[index], os.R_OK) for index in known.get("unopened", [])):
             return False
         rows = np.asarray(np.memmap(data, np.uint8, "r", shape=(n, row)))
         return str(known["xxh3"]) == _digest([checksum(pixels) for pixels in rows])
@@ -203,7 +253,9 @@ def _finish(base: Path, shares: list[Share]) -> None:
     os.replace(base.with_suffix(".part"), base.with_suffix(".u8"))
     aside = base.with_suffix(".json.part")
     bad = sorted(entry for share in shares for entry in share.bad)
-    aside.write_text(json.dumps({"xxh3": _digest(list(sums.values())), "bad": bad}), encoding="utf-8")
+    unopened = sorted(index for share in shares for index in share.unopened)
+    content = {"xxh3": _digest(list(sums.values())), "bad": bad, "unopened": unopened}
+    aside.write_text(json.dumps(content), encoding="utf-8")
     os.replace(aside, base.with_suffix(".json"))
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from hvdtrain import launch
 from hvdtrain.data.memory import Batches
 from hvdtrain.errors import UserError
 
 try:
     import xxhash
 
-    from hvdtrain.data.decode import Unreadable, decode
+    from hvdtrain.data.decode import Unopened, Unreadable, decode
 except ImportError as error:
     raise UserError(f"images are packed with Pillow and xxhash: {error}. Type: pip install 'hvdtrain[data]'") from None
 
@@ -35,10 +36,12 @@ class Share:
 
     Attributes:
         bad: rows that could not be read, each with the reason; their pixels are black.
+        unopened: those among them that nobody has looked into.
         sums: of each row's bytes, by row.
     """
 
     bad: list[tuple[int, str]] = field(default_factory=list)
+    unopened: list[int] = field(default_factory=list)
     sums: dict[int, int] = field(default_factory=dict)
 
 
@@ -92,6 +95,8 @@ def _decode_chunk(paths: Sequence[Path], rows: range, file: int, memory: Batches
         except Unreadable as error:
             out[...] = 0
             share.bad.append((row, str(error)))
+            if isinstance(error, Unopened):
+                share.unopened.append(row)
         share.sums[row] = checksum(out)
     left, offset = pixels.reshape(-1).data, rows.start * size * size * 3
     while left:
@@ -104,6 +109,12 @@ def checksum(data: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 
 
+def alive() -> None:
+    """To the watchdog: the world is at work, though no step of training has been made."""
+    if launch.active is not None:
+        launch.active.progress("packing images")
+
+
 class Progress:
     """A line on stderr every few seconds, of a rate that the user can wait by."""
 
@@ -113,6 +124,7 @@ class Progress:
 
     def __call__(self, done: int) -> None:
         now = time.monotonic()
+        alive()
         if self._shown and now - self._last >= 2:
             self._last = now
             rate = done / (now - self._began)

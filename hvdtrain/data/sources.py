@@ -12,6 +12,18 @@ from hvdtrain.errors import UserError, nearest
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
+#: Says in a folder which data set was fetched to it: the files of some have the same names.
+MARK = ".hvdtrain-data"
+
+
+def fetched(folder: Path) -> str:
+    """The data set that `folder` was fetched for; "" where nobody has noted it."""
+    try:
+        return (folder / MARK).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True)
 class Remote:
     """A file to download: `checksum` as pooch takes it (algorithm:hex), as its publisher states it."""
@@ -40,7 +52,9 @@ class Source:
     instructions: str = ""
 
     def holds(self, folder: Path) -> bool:
-        """Whether `folder` has one of the layouts; IDX files may be compressed."""
+        """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set was fetched to."""
+        if fetched(folder) not in ("", self.name):
+            return False
         return any(all(_present(folder, name) for name in layout) for layout in self.layouts)
 
     def describe(self) -> str:
@@ -174,14 +188,15 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
     asked = data_dir or os.environ.get("DATA_DIR")
     if asked:
         given = Path(asked).expanduser()
-        places = [given, given / wanted.folder]
+        # The one that names it first: beside it there may be another one's files, under the same names.
+        places = [given] if given.name == wanted.folder else [given / wanted.folder, given]
     else:
         places = [cache_folder(name), Path("/usr/share/datasets") / wanted.folder]
     for place in places:
         if wanted.holds(place):
             return place
     looked = " and ".join(str(place) for place in places)
-    get = f"hvdtrain fetch {name}" + (f" --to {asked}" if asked else "")
+    get = f"hvdtrain fetch {name}" + (f" --to {places[0]}" if asked else "")
     raise UserError(
         f"the data set {name} is not in {looked}. A folder must hold {wanted.describe()}. Type: {get}; "
         "or name the folder: --data-dir FOLDER"

@@ -96,7 +96,11 @@ def test_it_comes_once_and_is_read(mirror: Mirror, tmp_path: Path, capsys: pytes
     assert main(["cifar10", "--to", str(tmp_path / "c"), "--mirror", mirror.url]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "c")
     assert sources.locate("cifar10", tmp_path / "c") == tmp_path / "c"
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [".lock", "cifar-10-batches-bin"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
+        ".hvdtrain-data",
+        ".lock",
+        "cifar-10-batches-bin",
+    ]
     assert fetch("cifar10", tmp_path / "c", mirror.url) == tmp_path / "c"
     assert len(mirror.asked) == 1
 
@@ -146,3 +150,18 @@ def test_every_source_has_a_checksum_or_instructions() -> None:
         assert source.instructions or all(
             each.checksum.startswith("md5:") and len(each.checksum) == 36 for each in source.files
         )
+
+
+def test_a_folder_of_one_data_set_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MNIST and Fashion-MNIST have files of the same names."""
+    for folder in (tmp_path, tmp_path / "fashion-mnist"):
+        folder.mkdir(exist_ok=True)
+        for name in sources.source("mnist").layouts[0]:
+            (folder / name).touch()
+    (tmp_path / sources.MARK).write_text("mnist\n")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    assert sources.locate("mnist") == tmp_path
+    assert sources.locate("fashion-mnist") == tmp_path / "fashion-mnist"
+    assert main(["mnist", "--to", str(tmp_path)]) == 0
+    with pytest.raises(UserError, match="holds the data set mnist, whose files may have the same names"):
+        main(["fashion-mnist", "--to", str(tmp_path)])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hvdtrain.data.packing import chunks, decode_files
 from hvdtrain.errors import UserError
 from hvdtrain.world import World, detect
 from tests.data import images
-from tests.worlds import run_world
+from tests.worlds import Ended, run_world
 
 
 @pytest.fixture
@@ -222,3 +223,131 @@ def test_without_the_data_extra_it_says_what_to_install() -> None:
     assert done.returncode == 1
     assert "UserError: images are packed with Pillow and xxhash" in done.stderr
     assert "pip install 'hvdtrain[data]'" in done.stderr
+
+
+def test_a_link_to_nowhere_and_a_broken_exif_end_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    images.picture(0, 4, 99).save(tmp_path / "a" / "plain.jpg", quality=95)
+    (tmp_path / "a" / "gone.jpg").symlink_to("/nowhere/x.jpg")
+    # An orientation whose entry points beyond the segment, in EXIF that is cut off.
+    exif = b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x02\x01\x12\x00\x05\x00\x00\x00\x01\xff\xff\xff\xf0\x01\x1a"
+    images.picture(0, 4, 99).save(tmp_path / "a" / "exif.jpg", quality=95, exif=exif)
+    tree = scan(tmp_path)
+    assert tree.files == ("a/exif.jpg", "a/gone.jpg", "a/plain.jpg")
+    with pytest.raises(Unreadable, match="No such file"):
+        decode(tmp_path / tree.files[1], 32)
+    assert np.abs(decode(tmp_path / tree.files[0], 32).astype(int) - decode(tmp_path / tree.files[2], 32)).mean() < 2
+
+
+PACKS = """
+import os, sys, time
+from dataclasses import replace
+from pathlib import Path
+import hvdtrain.torch as ht
+from hvdtrain.data import decode, packing
+from hvdtrain.data.folders import scan, split
+from hvdtrain.data.packed import pack
+world = ht.init()
+# Ranks of one machine, as if each were a node of its own.
+place = replace(world, node=f"{sys.argv[3]}{world.rank}", local_rank=0, local_size=1)
+root = Path(sys.argv[1])
+if sys.argv[2] == "unreadable" and world.rank == 1:
+    sound = decode.decode
+    def decode_here(path, size, out=None):
+        if path.name == "1.jpg":
+            raise decode.Unopened("Stale file handle")
+        return sound(path, size, out)
+    packing.decode = decode_here
+tree = scan(root)
+if sys.argv[2] == "other" and world.rank == 1:
+    tree = replace(tree, files=tree.files[:-1], labels=tree.labels[:-1])
+if sys.argv[2] == "slow":
+    sound_wait = packing.decode_files
+    from hvdtrain.data import packed
+    packed.decode_files = lambda *given: (time.sleep(2), sound_wait(*given))[1]
+found = pack(tree, 16, place, ht.gather_objects, max_bad=int(sys.argv[4]))
+print("good", found.good.tolist(), [name for name, _ in found.bad], found.images.shape)
+told = ht.gather_objects((found.good.tolist(), [each.tolist() for each in split(found.labels[found.good], 0.3)]))
+assert all(each == told[0] for each in told)
+"""
+
+
+def _pack_on_two(folder: Path, *words: object, run: int = 0) -> Ended:
+    script = folder / f"pack{run}.py"
+    script.write_text(PACKS)
+    return run_world(2, script, folder / "tree", *words, HVDTRAIN_CACHE=str(folder / "cache"))
+
+
+def _small_tree(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / "tree" / name).mkdir(parents=True)
+        for number in range(4):
+            images.picture(number, 4, 20).save(folder / "tree" / name / f"{number}.jpg")
+
+
+@pytest.mark.ranks
+def test_what_one_node_cannot_read_no_node_trains_on(tmp_path: Path) -> None:
+    _small_tree(tmp_path)
+    ended = _pack_on_two(tmp_path, "unreadable", "node", 4)
+    assert ended.status == 0, ended.err
+    assert "good [0, 2, 3, 4, 6, 7] ['a/1.jpg', 'b/1.jpg'] (8, 16, 16, 3)" in ended.out
+    assert "2 of 8 images cannot be read and are left out:\n  a/1.jpg: Stale file handle" in ended.out
+    # It can be opened now, so the verdict is not taken from the cache.
+    again = _pack_on_two(tmp_path, "-", "node", 4)
+    assert again.status == 0, again.err
+    assert "good [0, 1, 2, 3, 4, 5, 6, 7] []" in again.out
+    too_many = _pack_on_two(tmp_path, "unreadable", "fresh", 1)
+    assert too_many.status == 2, too_many.err
+    assert "2 of 8 images in" in too_many.err and "cannot be read; 1 may be (--max-bad)" in too_many.err
+
+
+@pytest.mark.ranks
+def test_nodes_with_other_files_are_refused(tmp_path: Path) -> None:
+    _small_tree(tmp_path)
+    ended = _pack_on_two(tmp_path, "other", "node", 4)
+    assert ended.status == 2, ended.err
+    assert (
+        "is not the same on all nodes: 8 images of 2 classes on node0 and 7 images of 2 classes on node1" in ended.err
+    )
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.ranks
+def test_two_runs_on_the_same_nodes_wait_for_each_other_in_turn(tmp_path: Path) -> None:
+    _small_tree(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        # The same cache on both nodes, in both runs.
+        ended = list(pool.map(lambda run: _pack_on_two(tmp_path, "slow", "node", 4, run=run), range(2)))
+    assert [each.status for each in ended] == [0, 0], [each.err for each in ended]
+    assert any("another run packs images on node0, node1; waiting" in each.err for each in ended)
+
+
+BACKBONES = """
+import importlib, keras, numpy as np
+from hvdtrain.data.image_job import as_wanted
+pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype("float32")
+homes = {"MobileNetV3Small": "mobilenet_v3", "MobileNetV3Large": "mobilenet_v3", "Xception": "xception", "VGG16": "vgg16",
+         "VGG19": "vgg19", "InceptionV3": "inception_v3", "InceptionResNetV2": "inception_resnet_v2", "MobileNet": "mobilenet",
+         "MobileNetV2": "mobilenet_v2"}
+prefixes = {"EfficientNetV2": "efficientnet_v2", "EfficientNetB": "efficientnet", "ConvNeXt": "convnext", "DenseNet": "densenet",
+            "NASNet": "nasnet"}
+known = [name for name in dir(keras.applications) if name[0].isupper()]
+for name in known:
+    home = homes.get(name) or next((home for prefix, home in prefixes.items() if name.startswith(prefix)), None)
+    home = home or ("resnet_v2" if name.endswith("V2") else "resnet")
+    expected = importlib.import_module(f"keras.applications.{home}").preprocess_input(pixels.copy())
+    given = keras.Input((4, 4, 3))
+    found = keras.Model(given, as_wanted(name, given))(pixels)
+    assert np.abs(keras.ops.convert_to_numpy(found) - expected).max() < 1e-4, name
+print(len(known), "families")
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_each_backbone_gets_the_pixels_that_it_was_trained_on(backend: str) -> None:
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(
+        [sys.executable, "-c", BACKBONES], capture_output=True, text=True, check=False, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[0]) > 30

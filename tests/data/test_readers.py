@@ -128,10 +128,12 @@ def test_data_that_are_not_there_say_how_to_get_them(tmp_path: Path, monkeypatch
         UserError, match=r"A folder must hold data_batch_1\.bin .* Type: hvdtrain fetch cifar10; or name the folder"
     ):
         load("cifar10")
-    with pytest.raises(UserError, match=f"mnist is not in {tmp_path} and .*hvdtrain fetch mnist --to {tmp_path}"):
+    with pytest.raises(
+        UserError, match=f"mnist is not in {tmp_path}/mnist and .*hvdtrain fetch mnist --to {tmp_path}/mnist"
+    ):
         load("mnist", tmp_path)
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    with pytest.raises(UserError, match=f"caltech256 is not in {tmp_path} and"):
+    with pytest.raises(UserError, match=f"caltech256 is not in {tmp_path}/caltech256 and"):
         locate("caltech256")
     with pytest.raises(UserError, match='did you mean "cifar10"'):
         load("cifar")
