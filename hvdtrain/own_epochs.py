@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hvdtrain import launch, record
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch, EpochLog
 
 #: Later than any epoch: keeps all that is recorded.
 _AFTER_ALL = 2**62
+#: Run folders in which this process has recorded an epoch.
+_begun: set[Path] = set()
 
 
 def record_epoch(
@@ -34,17 +38,20 @@ def record_epoch(
         seconds_val: of its validation.
 
     Raises:
-        UserError: this epoch, or a later one, is recorded already; or `init()` was not called.
+        UserError: this process has recorded this epoch, or a later one; or `init()` was not called.
     """
     if launch.active is None:
         raise UserError("call init() first: it finds this rank's place")
     folder = record.run_dir()
     if launch.active.world.rank != 0 or folder is None:
         return
+    # The first one of this start: what stands from it on is of an earlier start, and is trained again.
+    first = epoch if folder not in _begun else _AFTER_ALL
+    _begun.add(folder)
     values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
     rate = samples / (seconds - seconds_val) if seconds > seconds_val else None
     try:
-        EpochLog(folder / "epochs.jsonl", next_epoch=_AFTER_ALL).append(
+        EpochLog(folder / "epochs.jsonl", next_epoch=first).append(
             Epoch(
                 epoch,
                 samples=samples,

@@ -216,7 +216,10 @@ def _build_metrics(model: Any, ours: Training) -> None:
         return
     x, y, weight = keras.utils.unpack_x_y_sample_weight(ours.loader[0])
     seeds = state.own_state(model)
-    model.compute_metrics(x, y, model(x, training=False), sample_weight=weight)
+    output = model(x, training=False)
+    if model.loss is not None:
+        model.compute_loss(x, y, output, weight)  # with several outputs it has metrics of its own
+    model.compute_metrics(x, y, output, sample_weight=weight)
     state.restore_own(model, seeds)
 
 

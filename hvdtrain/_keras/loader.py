@@ -69,8 +69,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         known = self._batches
         if known[:2] == (epoch, skipped):
             return known[2]
-        order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle, self._weights)[skipped:]
-        batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven))
+        order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle, self._weights)
+        batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven, skipped))
         del batches[len(batches) - self._too_small :]
         self._batches = (epoch, skipped, batches)
         return batches
@@ -93,7 +93,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         batches = self._batches_of(epoch, skipped)
         # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
         index = step - (len(self) - len(batches))
-        return _picked(self._arrays, batches[min(max(index, 0), len(batches) - 1)].indices, epoch)
+        indices = batches[min(max(index, 0), len(batches) - 1)].indices if batches else np.zeros(1, np.int64)
+        return _picked(self._arrays, indices, epoch)
 
     def consumed(self, steps: int) -> int:
         """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""

@@ -55,6 +55,7 @@ class Checkpoints:
                 f"the newest checkpoint in {self._files.folder} lies within an epoch of model.fit, which alone can go on from it"
             )
         state.restore_shared(self._model, self._optimizer, content)
+        state.restore_accumulated(self._optimizer, content["ranks"])
         if len(content["ranks"]) == world().size:
             state.restore_own(self._model, content["ranks"][world().rank])
         self._saved = int(content["epoch"])
@@ -76,7 +77,8 @@ class Checkpoints:
         shared = state.shared_state(self._model, self._optimizer)
         content = {**shared, "epoch": epoch, "consumed": 0, "meter": {}, "history": {}, "callbacks": {}}
         step = int(keras.ops.convert_to_numpy(self._optimizer.iterations))
-        self._files.save(content, state.own_state(self._model), epoch, step, score)
+        own = {**state.own_state(self._model), "accumulated": state.accumulated(self._optimizer)}
+        self._files.save(content, own, epoch, step, score)
         self._saved = epoch
 
     def stop_if_asked(self, epoch: int) -> None:

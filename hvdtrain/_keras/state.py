@@ -41,7 +41,9 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
         shapes = [(variable.path, tuple(variable.shape)) for variable in [*model.variables, *optimizer.variables]]
         _same_everywhere(shapes)
         with session().waiting():
-            backend().ranks().broadcast([*_weights(model), *_seeds(model), *optimizer.variables])
+            accumulated = {id(variable) for variable in _accumulators(optimizer)}
+            shared = [variable for variable in optimizer.variables if id(variable) not in accumulated]
+            backend().ranks().broadcast([*_weights(model), *_seeds(model), *shared])
         for variable in _seeds(model):
             seed = keras.ops.convert_to_numpy(variable).copy()
             seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
@@ -147,6 +149,30 @@ def restore_own(model: Any, state: dict[str, Any]) -> None:
     variables = statistics(model)
     # Earlier versions kept frozen weights among them.
     _assign(variables if len(state["statistics"]) == len(variables) else _not_trained(model), state["statistics"])
+
+
+def _accumulators(optimizer: Any) -> list[Any]:
+    """Of `gradient_accumulation_steps`: each rank's own sums, which only the update averages. Keras keeps them between epochs."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "_accumulated_gradients", None) or [])
+
+
+def accumulated(optimizer: Any) -> list[Any]:
+    """Gradients that this rank has added up towards the next update."""
+    return _values(_accumulators(optimizer))
+
+
+def restore_accumulated(optimizer: Any, ranks: list[dict[str, Any]]) -> None:
+    """From the `own` parts of a checkpoint; to another number of ranks goes their mean, which the update would make of them."""
+    variables = _accumulators(optimizer)
+    if not variables or "accumulated" not in ranks[0]:
+        return
+    if len(ranks) == world().size:
+        _assign(variables, ranks[world().rank]["accumulated"])
+    else:
+        _assign(
+            variables, [np.mean(values, 0) for values in zip(*(each["accumulated"] for each in ranks), strict=True)]
+        )
 
 
 def restore_metrics(model: Any, state: dict[str, Any]) -> None:

@@ -116,6 +116,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
         state.restore_shared(self.model, self.model.optimizer, content)
         ranks = content["ranks"]
+        state.restore_accumulated(self.model.optimizer, ranks)
         if len(ranks) == world().size:
             state.restore_own(self.model, ranks[world().rank])
         elif inner.steps_per_epoch:
@@ -314,7 +315,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "history": self.history,
             "callbacks": {name: state.plain_attributes(callback) for name, callback in self._named_others()},
         }
-        own = state.own_state(self.model)
+        own = {**state.own_state(self.model), "accumulated": state.accumulated(self.model.optimizer)}
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
         self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
 

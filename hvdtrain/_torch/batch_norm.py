@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from hvdtrain._torch import stand_in
 from hvdtrain._torch.start import collectives, session, world
 
 
@@ -41,6 +44,18 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """What is trained inside leaves no trace in running statistics of this rank's own; `SyncBatchNorm` has those of all."""
+    own = [each for each in model.modules() if isinstance(each, _NormBase) and not isinstance(each, SyncBatchNorm)]
+    buffers = [buffer for each in own for buffer in each.buffers(recurse=False)]
+    before = [buffer.clone() for buffer in buffers]
+    yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+
 class SyncBatchNorm(_BatchNorm):
     """Batch-norm whose mean and variance in training are those of all ranks' samples: N ranks compute what one rank would.
 
@@ -61,12 +76,13 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalised `input`, of its shape. In training all ranks must call it, in the same order."""
-        if world().size == 1 or not (self.training or self.running_mean is None):
+        if world().size == 1 or not self.training:
             result: torch.Tensor = super().forward(input)
             return result
         self._check_input_dim(input)
-        normalised, mean, variance, count = _Normalise.apply(input, self.eps, self._name)  # type: ignore[no-untyped-call]
-        if self.training and self.running_mean is not None and self.running_var is not None:
+        counts = not stand_in.stands_in()
+        normalised, mean, variance, count = _Normalise.apply(input, self.eps, self._name, counts)  # type: ignore[no-untyped-call]
+        if self.running_mean is not None and self.running_var is not None:
             self._update(mean, variance, count)
         if self.affine:
             shape = (1, -1, *[1] * (input.dim() - 2))
@@ -89,34 +105,35 @@ class _Normalise(Function):
 
     Forward: the ranks' counts n_i, means m_i and variances v_i combine to mean = sum n_i m_i / n and
     variance = sum n_i (v_i + (m_i - mean)^2) / n (Chan et al., 1979), which loses no digits where the mean is large.
+    A batch that does not count has n_i = 0, and a gradient of 0.
     Backward: dx = (dy - mean(dy) - y mean(dy y)) / sqrt(variance + eps), the means over all ranks (Ioffe and Szegedy, 2015).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, eps: float, name: str
+        ctx: Any, input: torch.Tensor, eps: float, name: str, counts: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         reduced = [axis for axis in range(input.dim()) if axis != 1]
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         variance, mean = torch.var_mean(wide, reduced, correction=0)
-        count = wide.new_tensor([input.numel() // input.shape[1]])
+        count = wide.new_tensor([input.numel() // input.shape[1] if counts else 0])
         own = torch.cat([count, mean, variance]).double().unsqueeze(0)
         with session().waiting():
             every = collectives().wait(collectives().start_allgather(own, f"{name} forward"))
-        counts, (means, variances) = every[:, :1], every[:, 1:].chunk(2, dim=1)
-        total = counts.sum()
-        mean = (counts * means).sum(0) / total
-        variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
+        sizes, (means, variances) = every[:, :1], every[:, 1:].chunk(2, dim=1)
+        total = sizes.sum()
+        mean = (sizes * means).sum(0) / total
+        variance = (sizes * (variances + (means - mean) ** 2)).sum(0) / total
         shape = (1, -1, *[1] * (input.dim() - 2))
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
         normalised = (wide - mean.to(wide.dtype).view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normalised, inverse)
-        ctx.name, ctx.reduced, ctx.total = name, reduced, float(total)
+        ctx.name, ctx.reduced, ctx.total, ctx.counts = name, reduced, float(total), counts
         ctx.mark_non_differentiable(mean, variance, total)
         return normalised.to(input.dtype), mean, variance, total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         normalised, inverse = ctx.saved_tensors
         gradient = gradients[0].to(normalised.dtype)
         shape = (1, -1, *[1] * (normalised.dim() - 2))
@@ -125,7 +142,7 @@ class _Normalise(Function):
             sums = collectives().wait(collectives().start_allreduce(sums, f"{ctx.name} backward", average=False))
         mean, along = (sums / ctx.total).to(normalised.dtype).chunk(2)
         result = (gradient - mean.view(shape) - normalised * along.view(shape)) * inverse.view(shape)
-        return result.to(gradients[0].dtype), None, None
+        return result.to(gradients[0].dtype) * float(ctx.counts), None, None, None
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:

@@ -43,6 +43,12 @@ class _Distributed:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        self.changed: list[float] = []
+
+    @property
+    def key(self) -> int:
+        """Of the optimizer, by which schedulers know it."""
+        return id(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         synchronizer = synchronizer_of(self._optimizer)
@@ -50,7 +56,7 @@ class _Distributed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        synchronizer_of(self._optimizer).resume(state["synchronizer"])
+        self.changed = synchronizer_of(self._optimizer).resume(state["synchronizer"])
 
 
 def _as_kept(state: Stateful) -> Stateful:
@@ -221,11 +227,14 @@ class Checkpoints:
                 f"checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}). "
                 "To train from the start, move its folder away"
             ) from None
-        changed = self._synchronizer.resume(payload["synchronizer"])
-        for name, state in self._states.items():
-            if name in payload["states"]:
-                state.load_state_dict(payload["states"][name])
-                _rescale_scheduler(state, changed)
+        changed = {id(self._optimizer): self._synchronizer.resume(payload["synchronizer"])}
+        present = {name: state for name, state in self._states.items() if name in payload["states"]}
+        for name, state in present.items():
+            state.load_state_dict(payload["states"][name])
+            if isinstance(state, _Distributed):
+                changed[state.key] = state.changed
+        for state in present.values():
+            _rescale_scheduler(state, changed)
         ranks, rank = payload["ranks"], world().rank
         lost = ""
         if self._loader is not None and ranks[0]["loader"] is not None:
@@ -319,12 +328,16 @@ def _write_payload(payload: dict[str, Any], file: IO[bytes]) -> None:
         raise
 
 
-def _rescale_scheduler(state: Stateful, factors: list[float]) -> None:
-    """torch's schedulers remember the rates that they began with; some are made of others."""
+def _rescale_scheduler(state: Stateful, changed: Mapping[int, list[float]]) -> None:
+    """torch's schedulers remember the rates that they began with; some are made of others.
+
+    Args:
+        changed: factors by group, by the id of the optimizer.
+    """
     for part in getattr(state, "_schedulers", ()):
-        _rescale_scheduler(part, factors)
-    begun = getattr(state, "base_lrs", None)
-    if begun is not None:
+        _rescale_scheduler(part, changed)
+    begun, factors = getattr(state, "base_lrs", None), changed.get(id(getattr(state, "optimizer", None)))
+    if begun is not None and factors is not None:
         state.base_lrs = [rate * factor for rate, factor in zip(begun, factors, strict=True)]  # type: ignore[attr-defined]
 
 

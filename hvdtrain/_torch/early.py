@@ -31,6 +31,10 @@ class EarlyStopping:
         self.patience = patience
         self.metric = metric
         self.min_delta = min_delta
+        self.reset()
+
+    def reset(self) -> None:
+        """A training begins."""
         self.stopped = False
         self._best = -math.inf
         self._waited = 0

@@ -24,8 +24,9 @@ from hvdtrain._torch.trainer import Loss, Trainer
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.record import Epoch, EpochLog
 
-#: Calls of `fit` in this process.
+#: Calls of `fit` in this process, and the last epoch that they recorded.
 _fits = 0
+_recorded = 0
 
 
 def fit(
@@ -77,6 +78,7 @@ def fit(
         CheckpointError: one could not be written or read.
         Stopped: a signal asked for it; ends the process with the status that means "start me again".
     """
+    global _recorded
     synchronizer: Synchronizer | None = getattr(optimizer, "hvdtrain", None)
     if synchronizer is None:
         raise UserError(
@@ -84,6 +86,8 @@ def fit(
         )
     _refuse(loss, train, epochs, accumulate, clip_norm)
     early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
+    if early is not None:
+        early.reset()  # another `fit` may have had it
     formats = Precision(precision, world().device)
     states: dict[str, Stateful | None] = {"scaler": formats.scaler, "early_stopping": early}
     states["schedule"] = schedule if isinstance(schedule, rates.Plateau) else None
@@ -98,6 +102,8 @@ def fit(
     final = train.epoch + epochs - 1
     # The loader may have been through epochs before, this optimizer perhaps not: schedule and warm-up count its own.
     trainer.epochs_before = train.epoch - 1 - (synchronizer.epochs_done or 0.0)
+    # A loader of its own begins to count at 1, and its epochs are recorded after those of the `fit` before.
+    shift = max(0, _recorded - (train.epoch - 1))
     with stop.watching():
         finished = saver.resume()
         if finished or saver.partials:
@@ -105,18 +111,20 @@ def fit(
         history = [Epoch(**entry) for entry in saver.history]
         if finished >= final or (early is not None and early.stopped):
             _say(f"trained already: {len(history)} epochs are on record; nothing is left to do")
+            _recorded = max(_recorded, history[-1].epoch + shift if history else 0)
             return history
         if not saver.generators_restored:
             generators.differ_by_rank(train.seed)
         _show_rates(synchronizer, round(final - trainer.epochs_before))
-        log = _open_log(train, precision, accumulate)
+        log = _open_log(train, precision, accumulate, shift)
         for number in range(train.epoch, final + 1):
-            entry = _epoch(trainer, log, saver.partials)
+            entry = _epoch(trainer, log, saver.partials, shift)
             saver.partials = []
             history.append(entry)
             saver.history.append(dataclasses.asdict(entry))
+            _recorded = entry.epoch + shift
             if log is not None:
-                log.append(entry)
+                log.append(dataclasses.replace(entry, epoch=_recorded))
             _say(_line(entry, final))
             if isinstance(schedule, rates.Plateau):
                 schedule.update(_watched(entry))
@@ -129,12 +137,13 @@ def fit(
     return history
 
 
-def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]]) -> Epoch:
+def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]], shift: int) -> Epoch:
     try:
         return trainer.epoch(partials)
     except Diverged:
         if log is not None:
-            log.append(trainer.diverged())
+            entry = trainer.diverged()
+            log.append(dataclasses.replace(entry, epoch=entry.epoch + shift))
         raise
 
 
@@ -191,12 +200,12 @@ def _show_rates(synchronizer: Synchronizer, epochs: int) -> None:
         _say(line)
 
 
-def _open_log(train: TrainLoader, precision: str, accumulate: int) -> EpochLog | None:
+def _open_log(train: TrainLoader, precision: str, accumulate: int, shift: int) -> EpochLog | None:
     folder = record.run_dir()
     if world().rank != 0 or folder is None:
         return None
     record.note(batch_size=train.batch_size, precision=precision, accumulate=accumulate)
-    return EpochLog(folder / "epochs.jsonl", next_epoch=train.epoch)
+    return EpochLog(folder / "epochs.jsonl", next_epoch=train.epoch + shift)
 
 
 def _watched(entry: Epoch) -> float:

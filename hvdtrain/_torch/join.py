@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hvdtrain._torch import stand_in
 from hvdtrain._torch.collectives import Flight
 from hvdtrain._torch.rows import at_once, samples_of
 from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
@@ -91,6 +92,7 @@ class JoinLoader:
             self.samples, self.union, self.weight = samples, total, samples * world().size / total
             self._consumed += total
             self._batches += samples > 0
+            stand_in.given(samples)
             yield current
         self._total = self._consumed
         self._under_way = False

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hvdtrain._torch import stand_in
 from hvdtrain._torch.join import JoinLoader
 from hvdtrain._torch.rows import at_once
 from hvdtrain._torch.start import world
@@ -125,6 +126,7 @@ class Loader:
         for batch, data in zip(batches, self._data, strict=True):
             self.samples, self.weight, self.union = batch.samples, batch.weight, batch.union
             self.consumed += batch.union
+            stand_in.given(batch.samples)
             yield data
         self._under_way = False
 

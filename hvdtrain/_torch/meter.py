@@ -53,7 +53,7 @@ class Meter:
 
     @property
     def finite(self) -> bool:
-        """Were all losses numbers, as far as this rank has looked?"""
+        """Were all losses numbers, as far as this rank has looked; after `over_ranks`, those of all ranks?"""
         return self._finite
 
     def over_ranks(self) -> tuple[float, float | None, int]:
@@ -66,6 +66,7 @@ class Meter:
         agree_to_stop(asked)
         if samples == 0:
             raise UserError("no rank had a sample")
+        self._finite = not weight or math.isfinite(loss)
         return loss / weight if weight else math.nan, None if not_classified else hits / samples, int(samples)
 
     def state_dict(self) -> dict[str, Any]:

@@ -308,7 +308,8 @@ class Synchronizer:
         for index, group in enumerate(self.optimizer.param_groups):
             then = (state["base_rates"][index] if index < len(state["base_rates"]) else 1.0) * state["scaling"]
             now = (self.base_rates[index] if index < len(self.base_rates) else 1.0) * self.scaling
-            factors.append(now / then)
+            # A rate of 0 stays one.
+            factors.append(now / then if then else self.scaling / state["scaling"])
             if now != then:
                 group["lr"] = now if group["lr"] == then else group["lr"] * factors[-1]
                 if "initial_lr" in group:

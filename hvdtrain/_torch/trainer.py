@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hvdtrain import record
+from hvdtrain._torch.batch_norm import untouched
 from hvdtrain._torch.checkpoints import Checkpoints
 from hvdtrain._torch.evaluate import evaluate, moved
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
@@ -91,6 +92,8 @@ class Trainer:
         self.model.train()
         self._steps()
         train_loss, train_acc, samples = self._meter.over_ranks()
+        if not self._meter.finite:
+            raise self._no_number()  # on a GPU not every batch was looked at
         trained = time.perf_counter()
         # Asked to stop by now, the evaluation is left to the run that goes on.
         self._stop_if_asked()
@@ -166,9 +169,18 @@ class Trainer:
         group.batches += 1
         group.union += train.union
         group.full = group.full and train.union == full
-        with clock.phase("forward"), self.precision.autocast():
-            output = self.model(input)
-            value = self.loss(output, target)
+        # DDP decides in the forward pass whether the backward pass will communicate.
+        together = nullcontext() if last else self.synchronizer.no_sync()
+        # Until the backward pass is over, it may need the statistics that the forward pass had.
+        with together, nullcontext() if train.samples else untouched(self.model):
+            with clock.phase("forward"), self.precision.autocast():
+                output = self.model(input)
+                value = self.loss(output, target)
+            self._backward(value, target, counts, group, last)
+        self._meter.count_hits(output, target, train.samples)
+
+    def _backward(self, value: torch.Tensor, target: Any, counts: float | None, group: _Group, last: bool) -> None:
+        train, full = self.train, self.train.batch_size * world().size
         self._meter.add(value, train.samples, counts)
         self.precision.tell(self.synchronizer)
         measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
@@ -181,9 +193,8 @@ class Trainer:
         self.synchronizer.weight = group.weight or 0.0
         if last:
             self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
-        with clock.phase("backward"), nullcontext() if last else self.synchronizer.no_sync():
+        with self.synchronizer.clock.phase("backward"):
             self.precision.scaled(value * weight if weight != 1.0 else value).backward()
-        self._meter.count_hits(output, target, train.samples)
         if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
             group.first_square = self.synchronizer.square_norm()
 
@@ -202,11 +213,7 @@ class Trainer:
         """The gradients of a step are averaged."""
         synchronizer = self.synchronizer
         if synchronizer.diverged:
-            rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
-            raise Diverged(
-                f"the training loss is no longer a number in epoch {self._number}, step {synchronizer.steps + 1}, at learning rate "
-                f"{rate:g}; try a lower --lr, --lr-rule sqrt or none, or more --warmup-epochs"
-            )
+            raise self._no_number(f", step {synchronizer.steps + 1}")
         with synchronizer.clock.phase("optimizer"):
             self._rescale(group)
             self._measure(group)
@@ -216,6 +223,14 @@ class Trainer:
                 self._norm = synchronizer.square_norm() ** 0.5
             if self.clip_norm is not None:
                 _clip(self.optimizer, self.clip_norm)
+
+    def _no_number(self, step: str = "") -> Diverged:
+        synchronizer = self.synchronizer
+        rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
+        return Diverged(
+            f"the training loss is no longer a number in epoch {self._number}{step}, at learning rate {rate:g}; try a lower --lr, "
+            "--lr-rule sqrt or none, or more --warmup-epochs"
+        )
 
     def _rescale(self, group: _Group) -> None:
         """Each batch was weighted by its share of a full one, or of the step's samples; together they must weigh 1."""

@@ -28,7 +28,8 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int]] = {
     "fit_cosine": ({"schedule": lr.cosine(3, floor=0.1)}, 101),
     "fit_adamw_step": ({"schedule": lr.step(0.5, 0.7)}, 101),
     "fit_scaled": ({"schedule": lr.exponential(0.8)}, 101),
-    "fit_sync_batch_norm": ({}, 96),
+    # A last step of two samples: on four ranks two have none that counts.
+    "fit_sync_batch_norm": ({}, 98),
     "fit_class_weights": ({}, 101),
     "fit_ignored_class": ({"accumulate": 2, "clip_norm": 0.1}, 101),
     "fit_padding": ({"accumulate": 3}, 106),

@@ -140,3 +140,66 @@ def test_what_cannot_be_monitored_is_refused(monitor: str, mode: str, told: str,
     ended = run(1, MONITORS, tmp_path, monitor, mode)
     assert ended.status == 2, ended.err
     assert told in ended.err and "Traceback" not in ended.err
+
+
+SEVERAL = """
+inputs = keras.Input((8,))
+hidden = dense(8)(inputs)
+model = keras.Model(inputs, [dense(1, name="a")(hidden), dense(1, name="b")(hidden)])
+optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
+model.compile(hk.DistributedOptimizer(optimizer, lr_rule="none"), ["mse", "mae"], metrics=[["mae"], ["mse"]], jit_compile=False)
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if world.rank == 1 and (self.epoch, batch) == (2, 4) and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+    def on_epoch_end(self, epoch, logs=None):
+        if world.rank == 1 and (epoch, sys.argv[2]) == (1, "end") and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+history = hk.fit(model, x, [y, y + 1], batch_size=4, epochs=5, callbacks=[Stop()], verbose=0).history
+ended = [history, [value.tolist() for value in model.get_weights()]]
+if world.rank == 0:
+    print(json.dumps(ended))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_several_outputs_and_sums_between_updates_go_on(place: str, backend: str, tmp_path: Path) -> None:
+    """Eight steps an epoch and an update in every third: at the ends of epochs each rank has sums of its own."""
+    (tmp_path / "through").mkdir()
+    through = run(2, SEVERAL, tmp_path / "through", "/", "-", backend=backend)
+    assert through.status == 0, through.err
+    stopped = run(2, SEVERAL, tmp_path, tmp_path / "mark", place, backend=backend)
+    assert stopped.status == 75, stopped.err
+    ended = run(2, SEVERAL, tmp_path, tmp_path / "mark", place, backend=backend)
+    assert ended.status == 0, ended.err
+    expected, found = (json.loads(each.out.splitlines()[-1]) for each in (through, ended))
+    assert found[1] == expected[1]
+    assert found[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-6)
+
+
+DROPS = """
+model = keras.Sequential([keras.Input((8,)), dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if world.size == 2 and batch == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+train = hk.loader(x[:50], y[:50], batch_size=8, uneven="drop")
+model.fit(train, epochs=2, callbacks=[Stop(), *hk.callbacks()], verbose=0)
+"""
+
+
+@pytest.mark.ranks
+def test_what_is_left_of_an_epoch_may_be_less_than_a_step_of_more_ranks(tmp_path: Path) -> None:
+    assert run(2, DROPS, tmp_path).status == 75
+    ended = run(4, DROPS, tmp_path)
+    assert ended.status == 0, ended.err
+    recorded = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
+    # Two steps of 16, and nothing of the 18 that are left; then one step of 32.
+    assert [(each["epoch"], each["samples"]) for each in recorded] == [(1, 32), (2, 32)]

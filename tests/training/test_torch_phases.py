@@ -120,7 +120,7 @@ def test_schedulers_inside_of_others_take_the_rates_of_the_new_world() -> None:
         torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
         torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100),
     ]
-    _rescale_scheduler(torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[5]), [2.0])
+    _rescale_scheduler(torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[5]), {id(optimizer): [2.0]})
     assert [part.base_lrs for part in parts] == [[0.8], [0.8]]
 
 
@@ -158,3 +158,103 @@ def test_ranks_draw_different_numbers_after_a_resume_on_another_number_of_ranks(
         assert ended.status == 0, ended.err
         assert len(set(json.loads(ended.out.splitlines()[-1]))) == ranks
     assert "of 2 ranks" in ended.err
+
+
+ZERO_RATES = """
+body, head = model[0], model[2]
+groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters()}]
+trained, optimizer = ht.distribute(model, torch.optim.SGD(groups, lr=0.1))
+judge = nn.Linear(8, 5)
+judge, of_judge = ht.distribute(judge, torch.optim.Adam(judge.parameters(), lr=0.1))
+scheduler = torch.optim.lr_scheduler.LambdaLR(of_judge, lambda step: 1.0)
+states = {"judge": judge, "of_judge": of_judge, "scheduler": scheduler}
+checkpoints = ht.Checkpoints(trained, optimizer, states=states)
+epoch = checkpoints.resume()
+for each, one in ((trained, optimizer), (judge, of_judge)):
+    each(torch.ones(2, 8)).sum().backward()
+    one.step()
+scheduler.step()
+checkpoints.save(epoch + 1)
+if world.rank == 0:
+    print(json.dumps([[g["lr"] for g in optimizer.param_groups], scheduler.base_lrs, of_judge.param_groups[0]["lr"]]))
+"""
+
+
+@pytest.mark.ranks
+def test_rates_of_every_optimizer_and_scheduler_follow_the_number_of_ranks(tmp_path: Path) -> None:
+    for ranks in (2, 2, 3):
+        ended = run(ranks, ZERO_RATES, tmp_path)
+        assert ended.status == 0, ended.err
+        rates, base, of_judge = json.loads(ended.out.splitlines()[-1])
+        # SGD's rate grows with the ranks, Adam's with their square root; a rate of 0 stays one.
+        assert rates == [0.0, pytest.approx(0.1 * ranks)]
+        assert base == [pytest.approx(0.1 * ranks**0.5)] and of_judge == pytest.approx(0.1 * ranks**0.5)
+    assert "going on after epoch 2" in ended.err and "of 2 ranks" in ended.err
+
+
+UNSEEN = """
+from hvdtrain._torch.meter import Meter
+add = Meter.add
+def unseen(self, *given):
+    add(self, *given)
+    self._finite = True  # as on a GPU, where most losses are not looked at
+Meter.add = unseen
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+bad = lambda output, target: loss(output, target) * (float("nan") if world.rank == 1 else 1.0)
+ht.fit(trained, optimizer, bad, ht.loader(data, 32, seed=3), epochs=5)
+"""
+
+
+@pytest.mark.ranks
+def test_a_loss_that_nobody_looked_at_is_noticed_before_it_is_saved(tmp_path: Path) -> None:
+    ended = run(2, UNSEEN, tmp_path)
+    assert ended.status != 0
+    assert "the training loss is no longer a number in epoch 1, at learning rate" in ended.err
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+AGAIN = """
+early = ht.EarlyStopping(patience=0, metric="train_loss", min_delta=100.0)
+for phase in range(2):
+    trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train = ht.loader(data, 4 + phase, seed=3)
+    print("phase", phase, len(ht.fit(trained, optimizer, loss, train, epochs=9, early_stopping=early)))
+"""
+
+
+@pytest.mark.ranks
+def test_a_second_fit_with_its_own_loader_begins_anew_and_is_recorded_after_the_first(tmp_path: Path) -> None:
+    for _ in range(2):  # trained already the second time
+        ended = run(2, AGAIN, tmp_path)
+        assert ended.status == 0, ended.err
+        assert "phase 0 2" in ended.out and "phase 1 2" in ended.out
+        lines = (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert ended.out.count("trained already: 2 epochs are on record") == 2
+
+
+NORMS = """
+plain = nn.BatchNorm1d(8)
+synced = ht.convert_sync_batchnorm(nn.BatchNorm1d(8, track_running_stats=False))
+own = data.tensors[0][: 8 if world.rank == 0 else 64]
+train = ht.loader(torch.utils.data.TensorDataset(own, torch.zeros(len(own), dtype=torch.long)), 4, uneven="join", shuffle=False)
+model = nn.Sequential(plain, nn.Linear(8, 5))
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.0))
+seen = []
+plain.register_forward_hook(lambda module, args, output: seen.append(plain.num_batches_tracked.item()))
+ht.fit(trained, optimizer, loss, train, epochs=1, checkpoints=False)
+print("batches", ht.gather_objects(int(plain.num_batches_tracked)))
+# Ranks evaluate different numbers of batches, so nothing may wait for others.
+synced.eval()
+for _ in range(1 + 2 * world.rank):
+    synced(torch.randn(4, 8))
+print("evaluated", ht.gather_objects(world.rank))
+"""
+
+
+@pytest.mark.ranks
+def test_batches_that_do_not_count_leave_no_trace_and_evaluation_waits_for_nobody(tmp_path: Path) -> None:
+    ended = run(2, NORMS, tmp_path)
+    assert ended.status == 0, ended.err
+    assert "batches [2, 16]" in ended.out and "evaluated [0, 1]" in ended.out
