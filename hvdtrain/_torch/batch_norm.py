@@ -36,7 +36,7 @@ def average_statistics(model: nn.Module) -> None:
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     """Running means and variances, by name: the buffers in which ranks differ."""
     return {
-        f"{name}.{kind}": buffer
+        f"{name}.{kind}".removeprefix("."): buffer
         for name, module in model.named_modules()
         if isinstance(module, _NormBase)
         for kind, buffer in (("running_mean", module.running_mean), ("running_var", module.running_var))

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hvdtrain import record, stop
-from hvdtrain._torch import generators
+from hvdtrain._torch import generators, payload
 from hvdtrain._torch.agreement import agreed_stop
 from hvdtrain._torch.batch_norm import statistics
 from hvdtrain._torch.distribute import synchronizer_of
 from hvdtrain._torch.loader import TrainLoader
+from hvdtrain._torch.payload import AgreedCheckpointError
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
 
 _VERSION = 1
-#: What numbers of numpy are pickled as: a learning rate may be one, and what a scheduler computes.
-_OF_NUMPY: list[Any] = [np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
-_OF_NUMPY += [type(np.dtype(kind)) for kind in "?bhilqBHILQefd"]
+#: Between the name of a further model and that of its buffer.
+_OF = " of model: "
 
 
 class Stateful(Protocol):
@@ -65,12 +62,6 @@ def _as_kept(state: Stateful) -> Stateful:
     if isinstance(state, Optimizer) and hasattr(state, "hvdtrain"):
         return _Distributed(state)
     return state
-
-
-class AgreedCheckpointError(CheckpointError):
-    """Rank 0 could not read or write; all ranks raise it."""
-
-    agreed = True
 
 
 class Checkpoints:
@@ -138,8 +129,8 @@ class Checkpoints:
             return None
         own = {
             "generators": generators.state(),
-            "loader": self._loader.state_dict(within) if self._loader is not None else None,
-            "statistics": {name: value.cpu().clone() for name, value in statistics(self._model).items()},
+            "loader": self._loader.state_dict(within, epoch) if self._loader is not None else None,
+            "statistics": {name: value.cpu().clone() for name, value in self._statistics().items()},
             "partial": partial,
         }
         ranks = gather_objects(own)
@@ -155,27 +146,37 @@ class Checkpoints:
             raise AgreedCheckpointError(problem)
         return path if isinstance(path, Path) else None
 
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        """Of the model, and of further ones, whose names begin with those that they have in `states`."""
+        found = statistics(self._model)
+        for owner, state in self._states.items():
+            if isinstance(state, nn.Module):
+                found |= {f"{owner}{_OF}{name}": buffer for name, buffer in statistics(state).items()}
+        return found
+
     def _write(self, epoch: int, score: float | None, ranks: Sequence[dict[str, Any]]) -> Saved:
         assert self.store is not None
-        model = self._model.state_dict()
-        for name in statistics(self._model):
+        kept = {"": self._model.state_dict(), **{name: state.state_dict() for name, state in self._states.items()}}
+        for key in self._statistics():
             # As `average_statistics` would, but of the copy: the ranks go on with their own.
-            total = torch.stack([rank["statistics"][name].double() for rank in ranks]).mean(0)
-            model[name] = total.to(model[name].dtype)
-        payload = {
+            total = torch.stack([rank["statistics"][key].double() for rank in ranks]).mean(0)
+            owner, _, name = key.rpartition(_OF)
+            kept[owner][name] = total.to(kept[owner][name].dtype)
+        model = kept.pop("")
+        content = {
             "version": _VERSION,
             "size": world().size,
             "model": model,
             "optimizer": self._optimizer.state_dict(),
             "synchronizer": self._synchronizer.state_dict(),
-            "states": {name: state.state_dict() for name, state in self._states.items()},
+            "states": kept,
             "ranks": list(ranks),
             "history": self.history,
             "epoch": epoch,
         }
         facts = {"world_size": world().size, "rule": self._synchronizer.rule}
         return self.store.save(
-            lambda file: _write_payload(payload, file),
+            lambda file: payload.write(content, file),
             epoch=epoch,
             step=self._synchronizer.steps,
             score=score,
@@ -206,43 +207,33 @@ class Checkpoints:
             raise AgreedCheckpointError(problem)
         if content is None:
             return 0
-        try:
-            with torch.serialization.safe_globals(_OF_NUMPY):
-                payload = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            # The message goes on about how to load what is not trusted.
-            what = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), str(error))
-            raise AgreedCheckpointError(
-                f"checkpoint {path} holds more than numbers, tensors, lists and dictionaries, which may be code: {what.strip()}. "
-                "Let the state_dict() of what is kept in it (schedulers, states=) give such values only"
-            ) from None
-        return self._restore(payload, path)
+        return self._restore(payload.read(content, path), path)
 
-    def _restore(self, payload: dict[str, Any], path: Path | None) -> int:
+    def _restore(self, content: dict[str, Any], path: Path | None) -> int:
         try:
-            self._model.load_state_dict(payload["model"])
-            self._optimizer.load_state_dict(payload["optimizer"])
+            self._model.load_state_dict(content["model"])
+            self._optimizer.load_state_dict(content["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise AgreedCheckpointError(
                 f"checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}). "
                 "To train from the start, move its folder away"
             ) from None
-        changed = {id(self._optimizer): self._synchronizer.resume(payload["synchronizer"])}
-        present = {name: state for name, state in self._states.items() if name in payload["states"]}
+        changed = {id(self._optimizer): self._synchronizer.resume(content["synchronizer"])}
+        present = {name: state for name, state in self._states.items() if name in content["states"]}
         for name, state in present.items():
-            state.load_state_dict(payload["states"][name])
+            state.load_state_dict(content["states"][name])
             if isinstance(state, _Distributed):
                 changed[state.key] = state.changed
         for state in present.values():
             _rescale_scheduler(state, changed)
-        ranks, rank = payload["ranks"], world().rank
+        ranks, rank = content["ranks"], world().rank
         lost = ""
         if self._loader is not None and ranks[0]["loader"] is not None:
             lost = self._loader.load_state_dict([each["loader"] for each in ranks], rank)
         own = [each["partial"] for each in ranks if each["partial"] is not None]
         if len(ranks) == world().size:
             generators.restore(ranks[rank]["generators"])
-            buffers = statistics(self._model)
+            buffers = self._statistics()
             for name, value in ranks[rank]["statistics"].items():
                 buffers[name].copy_(value)
             self.partials = own[rank : rank + 1]
@@ -250,12 +241,12 @@ class Checkpoints:
         elif not lost:
             # Sums over ranks come out right wherever the parts are.
             self.partials = own if rank == 0 else [{} for _ in own[:1]]
-        self.history = payload["history"]
+        self.history = content["history"]
         if rank == 0:
-            epoch, step = payload["epoch"], self._synchronizer.steps
+            epoch, step = content["epoch"], self._synchronizer.steps
             ranks_then = "" if len(ranks) == world().size else f" of {len(ranks)} ranks"
             _say(f"going on after epoch {epoch}, step {step}, from {path}{ranks_then}{f'; {lost}' if lost else ''}")
-        return int(payload["epoch"])
+        return int(content["epoch"])
 
     def stop_if_asked(self, epoch: int, score: float | None = None, **details: Any) -> None:
         """After a step or an epoch: when the ranks have agreed to stop, save and end. All ranks must call it.
@@ -298,34 +289,6 @@ def plain(model: nn.Module) -> nn.Module:
     compiled_from = getattr(model, "_orig_mod", model)
     assert isinstance(compiled_from, nn.Module)
     return compiled_from
-
-
-class _Remembering:
-    """A file that remembers why a write failed: torch.save makes another error of it, which says nothing of a full disk."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write_payload(payload: dict[str, Any], file: IO[bytes]) -> None:
-    remembering = _Remembering(file)
-    try:
-        torch.save(payload, cast("IO[bytes]", remembering))
-    except RuntimeError:
-        if remembering.error is not None:
-            raise remembering.error from None
-        raise
 
 
 def _rescale_scheduler(state: Stateful, changed: Mapping[int, list[float]]) -> None:

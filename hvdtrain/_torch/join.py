@@ -125,9 +125,9 @@ class JoinLoader:
         rows, options = at_once(self.dataset, options)
         return DataLoader(Seeded(rows), batch_sampler=batches, **options)
 
-    def state_dict(self, within: bool = False) -> dict[str, Any]:
-        """The epoch under way and how many batches of it this rank has given; `within` as for `Loader`."""
-        under_way = within or self._under_way
+    def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
+        """The epoch under way and how many batches of it this rank has given; see `TrainLoader`."""
+        under_way = within or (self._under_way and self.epoch - 1 > finished)
         given = {"batches": self._batches, "consumed": self._consumed} if under_way else {"batches": 0, "consumed": 0}
         return {"epoch": self.epoch - under_way, "total": self._total, **given}
 

@@ -44,8 +44,13 @@ class TrainLoader(Protocol):
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or what is left of it."""
 
-    def state_dict(self, within: bool = False) -> dict[str, Any]:
-        """Where in which epoch this rank is; `within`: still in the one whose last batch was given."""
+    def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
+        """Where in which epoch this rank is.
+
+        Args:
+            within: still in the one whose last batch was given.
+            finished: epochs that are over, also the one that was broken off.
+        """
 
     def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:
         """Go on from the states of all ranks then; returns what could not be kept."""
@@ -130,9 +135,9 @@ class Loader:
             yield data
         self._under_way = False
 
-    def state_dict(self, within: bool = False) -> dict[str, Any]:
-        """The epoch under way and how much of it was given; `within`: still in the one whose last batch was given."""
-        under_way = within or self._under_way
+    def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
+        """The epoch under way and how much of it was given; see `TrainLoader`."""
+        under_way = within or (self._under_way and self.epoch - 1 > finished)
         return {"epoch": self.epoch - under_way, "consumed": self.consumed if under_way else 0}
 
     def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:

@@ -258,3 +258,38 @@ def test_batches_that_do_not_count_leave_no_trace_and_evaluation_waits_for_nobod
     ended = run(2, NORMS, tmp_path)
     assert ended.status == 0, ended.err
     assert "batches [2, 16]" in ended.out and "evaluated [0, 1]" in ended.out
+
+
+BROKEN_OFF = """
+judge = nn.BatchNorm1d(8)
+judge, of_judge = ht.distribute(judge, torch.optim.SGD(judge.parameters(), lr=0.1))
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+train = ht.loader(data, 4, seed=3)
+checkpoints = ht.Checkpoints(trained, optimizer, train, states={"judge": judge})
+epoch = checkpoints.resume()
+means = ht.gather_objects(judge.running_mean.tolist())
+first = None
+for x, y in train:
+    first = x[0, 0].item() if first is None else first
+    judge(x + world.rank)
+    if train.consumed > 20:
+        break
+checkpoints.save(epoch + 1)
+if world.rank == 0:
+    print(json.dumps([epoch, first, means, judge.running_mean.tolist()]))
+"""
+
+
+@pytest.mark.ranks
+def test_an_epoch_that_was_broken_off_is_over_and_further_models_keep_their_statistics(tmp_path: Path) -> None:
+    ends = []
+    for ranks in (2, 2, 1):
+        ended = run(ranks, BROKEN_OFF, tmp_path)
+        assert ended.status == 0, ended.err
+        ends.append(json.loads(ended.out.splitlines()[-1]))
+    assert [end[0] for end in ends] == [0, 1, 2]
+    # Each start begins an epoch, which has an order of its own.
+    assert len({end[1] for end in ends}) == 3
+    # As many ranks go on with their own statistics, one with the average.
+    assert ends[1][2][0] == pytest.approx(ends[0][3]) and ends[1][2][0] != ends[1][2][1]
+    assert ends[2][2][0] != pytest.approx(ends[1][3])
