@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hvdtrain import launch, record
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch, EpochLog
 
 #: Later than any epoch: keeps all that is recorded.
 _AFTER_ALL = 2**62
-#: Run folders in which this process has recorded an epoch.
-_begun: set[Path] = set()
 
 
 def record_epoch(
@@ -45,13 +41,13 @@ def record_epoch(
     folder = record.run_dir()
     if launch.active.world.rank != 0 or folder is None:
         return
-    # The first one of this start: what stands from it on is of an earlier start, and is trained again.
-    first = epoch if folder not in _begun else _AFTER_ALL
-    _begun.add(folder)
+    # With the first one of this start: what stands from it on is of an earlier start, and is trained again.
+    path = folder / "epochs.jsonl"
+    first = _AFTER_ALL if path in EpochLog.opened else epoch
     values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
     rate = samples / (seconds - seconds_val) if seconds > seconds_val else None
     try:
-        EpochLog(folder / "epochs.jsonl", next_epoch=first).append(
+        EpochLog(path, next_epoch=first).append(
             Epoch(
                 epoch,
                 samples=samples,

@@ -21,7 +21,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hvdtrain.attempts import count as count_attempts
 from hvdtrain.attempts import set_aside
@@ -99,8 +99,12 @@ class EpochLog:
     those epochs are about to be trained again.
     """
 
+    #: Files that this process has opened.
+    opened: ClassVar[set[Path]] = set()
+
     def __init__(self, path: Path, next_epoch: int = 1) -> None:
         self.path = path
+        EpochLog.opened.add(path)
         kept = [epoch for epoch in read_epochs(path) if epoch.epoch < next_epoch]
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")

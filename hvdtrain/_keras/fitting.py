@@ -128,8 +128,9 @@ def _go_on(model: Any, ours: Training, arguments: dict[str, Any]) -> None:
     size = len(content["ranks"])
     ranks = "" if size == world().size else f" of {size} rank{'s' if size > 1 else ''}, now {world().size}"
     if over:
+        early = " and stopped early" if content.get("stopped_early") else ""
         print(
-            f"hvdtrain: {content['epoch']} epochs were trained before ({ours.checkpoints.folder}): nothing is left to do"
+            f"hvdtrain: {content['epoch']} epochs were trained before{early} ({ours.checkpoints.folder}): nothing is left to do"
         )
     else:
         part = ", in its middle" if content["consumed"] else ""

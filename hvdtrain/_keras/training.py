@@ -246,8 +246,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.history.setdefault(key, []).append(value)
         if "loss" in logs and not math.isfinite(logs["loss"]):
             self._diverged(logs["loss"], recorded=True)
-        # `EarlyStopping` has been asked by now.
-        stops = bool(self.model.stop_training)
+        # It has been asked by now. Whatever else ends a `fit` may do so for this start only.
+        early = [each for each in self.others if isinstance(each, keras.callbacks.EarlyStopping)]
+        stops = any(each.stopped_epoch > 0 for each in early)
         self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
         self.content = None
         if sum_over_ranks([float(stop.requested() != 0)])[0] > 0 and not stops and epoch + 1 < self.params["epochs"]:

@@ -140,9 +140,11 @@ class _Normalise(Function):
         sums = torch.cat([gradient.sum(ctx.reduced), (gradient * normalised).sum(ctx.reduced)]).double()
         with session().waiting():
             sums = collectives().wait(collectives().start_allreduce(sums, f"{ctx.name} backward", average=False))
+        if not ctx.counts:
+            return torch.zeros_like(gradients[0]), None, None, None
         mean, along = (sums / ctx.total).to(normalised.dtype).chunk(2)
         result = (gradient - mean.view(shape) - normalised * along.view(shape)) * inverse.view(shape)
-        return result.to(gradients[0].dtype) * float(ctx.counts), None, None, None
+        return result.to(gradients[0].dtype), None, None, None
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:

@@ -161,7 +161,8 @@ class Checkpoints:
             # As `average_statistics` would, but of the copy: the ranks go on with their own.
             total = torch.stack([rank["statistics"][key].double() for rank in ranks]).mean(0)
             owner, _, name = key.rpartition(_OF)
-            kept[owner][name] = total.to(kept[owner][name].dtype)
+            if name in kept[owner]:  # a state_dict of the user's own may leave it out
+                kept[owner][name] = total.to(kept[owner][name].dtype)
         model = kept.pop("")
         content = {
             "version": _VERSION,
@@ -235,7 +236,8 @@ class Checkpoints:
             generators.restore(ranks[rank]["generators"])
             buffers = self._statistics()
             for name, value in ranks[rank]["statistics"].items():
-                buffers[name].copy_(value)
+                if name in buffers:  # or it is of a further model that is no longer kept
+                    buffers[name].copy_(value)
             self.partials = own[rank : rank + 1]
             self.generators_restored = True
         elif not lost:

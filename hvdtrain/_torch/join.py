@@ -42,7 +42,7 @@ class JoinLoader:
         self._consumed = 0
         self._batches = 0
         self._skip = 0
-        self._under_way = False
+        self._under_way = self._broken_off = False
         self._iterable = isinstance(dataset, IterableDataset)
         if not self._iterable and len(cast(Sized, dataset)) == 0:
             raise _nothing()
@@ -77,7 +77,19 @@ class JoinLoader:
         for _ in range(self._skip):
             last = next(own, last)  # a rank that is through already gives it again
         self._skip = 0
-        self._under_way = True
+        self._under_way, self._broken_off = True, False
+        try:
+            yield from self._steps(own, last)
+        except GeneratorExit:
+            self._broken_off = True
+            raise
+        finally:
+            stand_in.over()
+        self._total = self._consumed
+        self._under_way = False
+
+    def _steps(self, own: Iterator[Any], last: Any) -> Iterator[Any]:
+        """Batches until all ranks are through; `last` is the one before."""
         upcoming = next(own, None)
         flight = self._tell(upcoming)
         while total := self._told(flight, upcoming):
@@ -94,8 +106,6 @@ class JoinLoader:
             self._batches += samples > 0
             stand_in.given(samples)
             yield current
-        self._total = self._consumed
-        self._under_way = False
 
     def _tell(self, batch: Any) -> Flight | None:
         """Begin to tell the others how many samples this rank brings to the next step."""
@@ -127,7 +137,9 @@ class JoinLoader:
 
     def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
         """The epoch under way and how many batches of it this rank has given; see `TrainLoader`."""
-        under_way = within or (self._under_way and self.epoch - 1 > finished)
+        # What was left by a break is over when the caller says so; in the middle of a loop it is not.
+        broken_off = self._broken_off and self.epoch - 1 <= finished
+        under_way = within or (self._under_way and not broken_off)
         given = {"batches": self._batches, "consumed": self._consumed} if under_way else {"batches": 0, "consumed": 0}
         return {"epoch": self.epoch - under_way, "total": self._total, **given}
 

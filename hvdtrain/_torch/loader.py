@@ -91,7 +91,7 @@ class Loader:
         self._shuffle = shuffle
         self._weights = weights
         self._uneven = uneven
-        self._under_way = self._resumed = False
+        self._under_way = self._resumed = self._broken_off = False
         self._batches: list[list[int]] = []
         rows, options = at_once(dataset, options)
         self._data = _data_loader(Seeded(rows), self._batches, options)
@@ -127,17 +127,25 @@ class Loader:
             [seed_from(self.seed, number, batch.position), *batch.indices.tolist()] for batch in batches
         ]
         self.epoch += 1
-        self._under_way = True
-        for batch, data in zip(batches, self._data, strict=True):
-            self.samples, self.weight, self.union = batch.samples, batch.weight, batch.union
-            self.consumed += batch.union
-            stand_in.given(batch.samples)
-            yield data
+        self._under_way, self._broken_off = True, False
+        try:
+            for batch, data in zip(batches, self._data, strict=True):
+                self.samples, self.weight, self.union = batch.samples, batch.weight, batch.union
+                self.consumed += batch.union
+                stand_in.given(batch.samples)
+                yield data
+        except GeneratorExit:
+            self._broken_off = True
+            raise
+        finally:
+            stand_in.over()
         self._under_way = False
 
     def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
         """The epoch under way and how much of it was given; see `TrainLoader`."""
-        under_way = within or (self._under_way and self.epoch - 1 > finished)
+        # What was left by a break is over when the caller says so; in the middle of a loop it is not.
+        broken_off = self._broken_off and self.epoch - 1 <= finished
+        under_way = within or (self._under_way and not broken_off)
         return {"epoch": self.epoch - under_way, "consumed": self.consumed if under_way else 0}
 
     def load_state_dict(self, states: list[dict[str, Any]], rank: int) -> str:

@@ -11,6 +11,11 @@ def given(samples: int) -> None:
     _stands_in = samples == 0
 
 
+def over() -> None:
+    """The loader has no more: what else is trained on counts."""
+    given(1)
+
+
 def stands_in() -> bool:
     """Whether the training batch that was given last counts for nothing."""
     return _stands_in

@@ -6,6 +6,7 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -265,7 +266,7 @@ class Synchronizer:
         if self.adascale is not None:
             factor *= self.adascale.gain
         if self.steps == 0 and self.scaling != 1.0 and world().rank == 0:
-            _warn_of_own_rates(self.optimizer, self.scaling)
+            _warn_of_own_rates(self.optimizer, self.base_rates, self.scaling)
         self._scheduled_rates = [group["lr"] for group in self.optimizer.param_groups]
         if factor != 1.0:
             for group in self.optimizer.param_groups:
@@ -317,8 +318,10 @@ class Synchronizer:
         return factors
 
 
-def _warn_of_own_rates(optimizer: Optimizer, scaling: float) -> None:
-    if any("max_lr" in group for group in optimizer.param_groups):
+def _warn_of_own_rates(optimizer: Optimizer, base_rates: list[float], scaling: float) -> None:
+    """Other schedulers begin with the rate that they find."""
+    begun = [group.get("initial_lr") for group in optimizer.param_groups]
+    if any(a is not None and not math.isclose(a, b * scaling) for a, b in zip(begun, base_rates, strict=False)):
         print(
             f"warning: a scheduler with rates of its own (OneCycleLR, CyclicLR) has replaced the learning rate that was scaled for "
             f'{world().size} ranks: give it max_lr (and base_lr) times {scaling:g}, or distribute(..., lr_rule="none") if it has',

@@ -129,8 +129,9 @@ def _any_kind(content: bytes, size: int) -> np.ndarray:
             if _too_large(*image.size):
                 raise Unreadable(f"{image.width} x {image.height} pixels, more than an image has")
             image.draft("RGB" if image.mode != "CMYK" else "CMYK", (size, size))
-            turn = _turn(image)
+            # After loading, which itself turns a TIFF.
             image.load()
+            turn = _turn(image)
             return _resized(_rgb(image if turn is None else image.transpose(turn)), size)
     except UnidentifiedImageError:
         raise Unreadable("not an image" if content else "empty") from None

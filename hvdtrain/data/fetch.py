@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.data.sources import MARK, Remote, cache_folder, fetched, source
+from hvdtrain.data.sources import Remote, cache_folder, note_fetched, source
 from hvdtrain.errors import UserError
 
 # What has not arrived in full when a connection breaks is lost.
@@ -39,7 +39,7 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
     target = (folder or cache_folder(name)).expanduser()
     if wanted.holds(target):
         return target
-    if other := fetched(target):
+    if other := wanted.taken_for(target):
         raise UserError(
             f"{target} holds the data set {other}, whose files may have the same names; choose another folder with --to"
         )
@@ -55,7 +55,7 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
                 _get(remote, url, target)
                 if ".tar" in remote.name:
                     _unpack(target / remote.name, target)
-            (target / MARK).write_text(f"{name}\n", encoding="utf-8")
+            note_fetched(target, name)
     except OSError as error:
         raise UserError(
             f"{target}: {error.strerror or error}; free some room, or choose another folder with --to"

@@ -160,6 +160,7 @@ def _lock(path: Path, leader: bool, place: World, gather: Gather) -> Any:
     Raises:
         UserError: there can be no cache on some node.
     """
+    said: list[str] = []
     while True:
         file, problem = None, ""
         if leader:
@@ -175,8 +176,9 @@ def _lock(path: Path, leader: bool, place: World, gather: Gather) -> Any:
         _raise_any(each[2] for each in told)
         if not taken:
             return file
-        if place.rank == 0:
+        if place.rank == 0 and taken != said:
             print(f"hvdtrain: another run packs images on {', '.join(taken)}; waiting", file=sys.stderr, flush=True)
+            said = taken
         alive()
         # Not in step with the other run, and without drawing from the generators of the training.
         time.sleep(random.SystemRandom().uniform(*_RETRY_SECONDS))
@@ -201,12 +203,20 @@ def _intact(base: Path, tree: Tree, row: int) -> bool:
         known = json.loads(manifest.read_text(encoding="utf-8"))
         if data.stat().st_size != n * row:
             return False
-        if any(os.access(tree.root / tree.files[index], os.R_OK) for index in known.get("unopened", [])):
+        if any(_can_be_read(tree.root / tree.files[index]) for index in known.get("unopened", [])):
             return False
         rows = np.asarray(np.memmap(data, np.uint8, "r", shape=(n, row)))
         return str(known["xxh3"]) == _digest([checksum(pixels) for pixels in rows])
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
 
 
 def _digest(sums: list[int]) -> str:

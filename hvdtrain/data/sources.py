@@ -12,16 +12,23 @@ from hvdtrain.errors import UserError, nearest
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-#: Says in a folder which data set was fetched to it: the files of some have the same names.
+#: Says in a folder which data sets were fetched to it: the files of some have the same names.
 MARK = ".hvdtrain-data"
 
 
-def fetched(folder: Path) -> str:
-    """The data set that `folder` was fetched for; "" where nobody has noted it."""
+def fetched(folder: Path) -> list[str]:
+    """The data sets that were fetched to `folder`, as far as it was noted."""
     try:
-        return (folder / MARK).read_text(encoding="utf-8").strip()
+        return (folder / MARK).read_text(encoding="utf-8").split()
     except OSError:
-        return ""
+        return []
+
+
+def note_fetched(folder: Path, name: str) -> None:
+    """`name` is in `folder` now."""
+    (folder / MARK).write_text(
+        "".join(f"{each}\n" for each in dict.fromkeys([*fetched(folder), name])), encoding="utf-8"
+    )
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,16 @@ class Source:
 
     def holds(self, folder: Path) -> bool:
         """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set was fetched to."""
-        if fetched(folder) not in ("", self.name):
+        if self.taken_for(folder):
             return False
         return any(all(_present(folder, name) for name in layout) for layout in self.layouts)
+
+    def taken_for(self, folder: Path) -> str:
+        """Another data set with files of the same names that was fetched to `folder`; "" without one."""
+        here = fetched(folder)
+        mine = {name for layout in self.layouts for name in layout}
+        others = (SOURCES[name] for name in here if name in SOURCES and self.name not in here)
+        return next((each.name for each in others if mine & {name for layout in each.layouts for name in layout}), "")
 
     def describe(self) -> str:
         """What a folder must hold, in words."""

@@ -165,3 +165,10 @@ def test_a_folder_of_one_data_set_is_not_taken_for_another(tmp_path: Path, monke
     assert main(["mnist", "--to", str(tmp_path)]) == 0
     with pytest.raises(UserError, match="holds the data set mnist, whose files may have the same names"):
         main(["fashion-mnist", "--to", str(tmp_path)])
+    # Others do not mind, and it goes on being found.
+    assert sources.source("cifar10").taken_for(tmp_path) == ""
+    sources.note_fetched(tmp_path, "cifar10")
+    assert sources.fetched(tmp_path) == ["mnist", "cifar10"]
+    assert sources.locate("mnist") == tmp_path
+    (tmp_path / sources.MARK).write_text("cifar10\n")
+    assert sources.locate("mnist") == tmp_path

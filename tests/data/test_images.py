@@ -225,6 +225,18 @@ def test_without_the_data_extra_it_says_what_to_install() -> None:
     assert "pip install 'hvdtrain[data]'" in done.stderr
 
 
+def test_a_turned_tiff_is_turned_once(tmp_path: Path) -> None:
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    pixels[:, :20, 0] = 255
+    pixels[:, 20:, 2] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    for name in ("turned.tif", "turned.png"):
+        Image.fromarray(pixels).save(tmp_path / name, exif=exif)
+        turned = decode(tmp_path / name, 40)
+        assert turned[10, 20, 0] > 200 and turned[30, 20, 2] > 200, name
+
+
 def test_a_link_to_nowhere_and_a_broken_exif_end_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     images.picture(0, 4, 99).save(tmp_path / "a" / "plain.jpg", quality=95)

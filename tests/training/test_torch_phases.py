@@ -138,8 +138,11 @@ def test_a_scheduler_that_replaces_the_scaled_rate_is_named_once(tmp_path: Path)
     ended = run(2, OWN_RATES, tmp_path)
     assert ended.status == 0, ended.err
     assert ended.err.count("give it max_lr (and base_lr) times 2") == 1
-    alone = run(1, OWN_RATES, tmp_path)
-    assert "max_lr" not in alone.err
+    cyclic = OWN_RATES.replace("OneCycleLR(optimizer, max_lr=0.1, total_steps=10)", "CyclicLR(optimizer, 0.01, 0.1)")
+    assert run(2, cyclic, tmp_path).err.count("give it max_lr (and base_lr) times 2") == 1
+    usual = OWN_RATES.replace("OneCycleLR(optimizer, max_lr=0.1, total_steps=10)", "LinearLR(optimizer, 0.1)")
+    assert "max_lr" not in run(2, usual, tmp_path).err
+    assert "max_lr" not in run(1, OWN_RATES, tmp_path).err
 
 
 RESUMED = """
