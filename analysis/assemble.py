@@ -79,6 +79,7 @@ def details(group: Group) -> list[str]:
     """What a title says after workload and device."""
     unit = "GPU" if group.device == "gpu" else "rank"
     found = [] if group.per_gpu_batch is None else [f"batch {group.per_gpu_batch} per {unit}"]
+    found += [] if group.global_batch is None else [f"global batch {group.global_batch}"]
     if group.lr_rule is not None:
         found.append("no learning-rate scaling" if group.lr_rule == "none" else f"{group.lr_rule} learning-rate rule")
     return found if group.precision is None else [*found, group.precision]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from analysis import words
 from analysis.curves import accuracy_curves
@@ -32,9 +33,9 @@ def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stab
     return found
 
 
-def run_checks(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Findings from phases (`input_bound`) and curves (`horizon`)."""
-    for key, sizes in by_size(runs).items():
+def run_checks(runs: Sequence[Run], held: Mapping[tuple[Any, ...], int] | None = None) -> Iterator[Finding]:
+    """Findings from phases (`input_bound`) and curves (`horizon`); `held` as `analysis.measured.held_batches` has it."""
+    for key, sizes in by_size(runs, held).items():
         fields = dict(zip(GROUP, key, strict=True))
         own = [run for several in sizes.values() for run in several]
         device, about = own[0].device, describe(fields)

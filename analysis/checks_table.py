@@ -11,7 +11,7 @@ import pandas as pd
 from analysis import words
 from analysis.epochs import METRICS_OF_EPOCHS, fit_epochs
 from analysis.finding import Finding, describe, known
-from analysis.measured import SPEEDS
+from analysis.measured import SPEEDS, held_batches, series_key
 from analysis.schema import GROUP
 
 #: Epochs times their time may exceed the total by rounding only.
@@ -136,7 +136,15 @@ def _several(batches: Any) -> str:
 
 def _lengths(table: pd.DataFrame) -> Iterator[Finding]:
     whole = table[table["metric"].isin(["total_time", "val_acc"]) & table["epochs"].notna() & table["n_gpus"].notna()]
-    for key, rows in whole.groupby(list(GROUP), dropna=False, sort=False):
+    held = held_batches(table)
+    keys = [
+        series_key(
+            tuple(None if pd.isna(value) else value for value in key), None if pd.isna(batch) else int(batch), held
+        )
+        for *key, batch in whole[[*GROUP, "global_batch"]].itertuples(index=False)
+    ]
+    for place in dict.fromkeys(keys):
+        rows, key = whole[[own == place for own in keys]], place
         by = rows.groupby("n_gpus")["epochs"].median()
         if len(by) < 2 or by.nunique() < 2:
             continue

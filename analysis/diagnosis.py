@@ -11,6 +11,7 @@ from analysis.checks_speed import speed_checks
 from analysis.checks_table import table_checks
 from analysis.complete import completed
 from analysis.finding import CODES, Finding
+from analysis.measured import held_batches
 from analysis.runs import Run
 
 __all__ = ["CODES", "Finding", "diagnose"]
@@ -33,5 +34,5 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     """
     table = completed(table, ("n_gpus", "metric", "value"))
     sources = {run.source for run in runs}
-    found = [*speed_checks(table, sources), *table_checks(table, sources), *run_checks(runs)]
+    found = [*speed_checks(table, sources), *table_checks(table, sources), *run_checks(runs, held_batches(table))]
     return sorted(found, key=lambda finding: CODES.index(finding.code))

@@ -42,9 +42,7 @@ def splits(table: pd.DataFrame, counted: list[Way]) -> list[Split]:
     """
     from analysis.fitting import fit_scaling
 
-    epochs = {
-        (tuple(way.fields.values()), way.n_gpus): way.epochs for way in counted if way.basis in ("target", "stable")
-    }
+    answers = [way for way in counted if way.basis in ("target", "stable")]
     found = []
     for fit in fit_scaling(table).groups:
         data = fit.data
@@ -52,9 +50,10 @@ def splits(table: pd.DataFrame, counted: list[Way]) -> list[Split]:
             continue
         cost = data.log_cost(data.values, data.n)
         base = int(data.n[0])
-        first = epochs.get((data.key, base))
+        epochs = {way.n_gpus: way.epochs for way in answers if data.holds(way.fields, way.global_batch)}
+        first = epochs.get(base)
         for n, own in zip(data.n[1:], cost[1:], strict=True):
-            then = epochs.get((data.key, int(n)))
+            then = epochs.get(int(n))
             statistical = first / then if first and then else None
             found.append(Split(fit.fields, base, int(n), float(np.exp(cost[0] - own)), statistical))
     return found

@@ -9,11 +9,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.checks_runs import stability_of
+from analysis.complete import completed
 from analysis.diagnosis import diagnose
 from analysis.efficiency import Split, splits
 from analysis.epochs import EpochsFit, fit_epochs
 from analysis.finding import Finding
 from analysis.fitting import FURTHEST, GroupFit, fit_scaling
+from analysis.measured import held_batches
 from analysis.phases import bound, by_size, phases_by_size
 from analysis.recommendation import Recommendation, recommend
 from analysis.runs import Run
@@ -62,7 +64,8 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
     """
     wish = asked or Asked()
     fits = {fit.key: fit for fit in fit_scaling(table).groups}
-    groups = {key: [run for several in sizes.values() for run in several] for key, sizes in by_size(runs).items()}
+    by_group = by_size(runs, held_batches(completed(table)))
+    groups = {key: [run for several in sizes.values() for run in several] for key, sizes in by_group.items()}
     phases = {key: found for key, own in groups.items() if (found := phases_by_size(own))}
     answers = _answers(table, runs, wish)
     ways = [way for answer in answers for way in (*answer.ways, *answer.unreached)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ class Measured:
     known_nodes: bool
     spread: float | None
 
+    def holds(self, fields: Mapping[str, Any], global_batch: int | None) -> bool:
+        """Whether a configuration is of this group: in one of strong scaling each size has a batch per rank of its own."""
+        held = {} if self.global_batch is None else {self.key: self.global_batch}
+        return series_key(tuple(fields[name] for name in GROUP), global_batch, held) == self.key
+
     @property
     def unit(self) -> str:
         """Unit of `values`."""
@@ -84,6 +89,21 @@ class Measured:
             else:
                 gpus_per_node = max(COMMON_NODE, int(self.n.max()))
         return np.asarray(np.ceil(n / gpus_per_node))
+
+
+def held_batches(table: pd.DataFrame) -> dict[tuple[Any, ...], int]:
+    """The global batch of every group of strong scaling, by the group's key."""
+    return {data.key: data.global_batch for data in measured(table) if data.global_batch is not None}
+
+
+def series_key(key: tuple[Any, ...], global_batch: int | None, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
+    """The key of the group that a measurement with such values of `analysis.schema.GROUP` is counted to.
+
+    Without the batch per rank where it belongs to a group of `held_batches`; a global batch that is not known does.
+    """
+    place = GROUP.index("per_gpu_batch")
+    whole = (*key[:place], None, *key[place + 1 :])
+    return whole if whole in held and global_batch in (None, held[whole]) else key
 
 
 def measured(table: pd.DataFrame) -> list[Measured]:

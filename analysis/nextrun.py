@@ -11,7 +11,7 @@ from analysis import words
 from analysis.checks_speed import missing_size
 from analysis.fitting import GroupFit, fit_scaling
 from analysis.posterior import Posterior
-from analysis.way import Way
+from analysis.way import Way, differing, qualified
 
 
 def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) -> str:
@@ -26,15 +26,23 @@ def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) ->
             f"Repeat {fewest.name} with another seed: it has {fewest.replicates} run{'' if fewest.replicates == 1 else 's'}, and "
             f"{fastest.name} and {rivals[0].name} cannot be told apart."
         )
-    fits = [fit for fit in fit_scaling(table).groups if fit.posterior is not None]
-    of_fastest = [fit for fit in fits if fastest is not None and fit.fields == dict(fastest.fields)]
-    chosen = (of_fastest or fits)[:1]
-    if not chosen:
-        return "Measure a second number of ranks: one says nothing about others."
-    return _narrowing(chosen[0])
+    every = fit_scaling(table).groups
+    fits = [fit for fit in every if fit.posterior is not None]
+    of_fastest = [fit for fit in every if fastest is not None and fit.data.holds(fastest.fields, fastest.global_batch)]
+    apart = differing([fit.fields for fit in every])
+    # Another group's sizes say nothing about one that has a single size.
+    if not fits or (of_fastest and len(of_fastest[0].data.n) == 1):
+        told = qualified(of_fastest[0].fields, apart) if of_fastest else []
+        return f"Measure a second number of ranks{_of(told)}: one says nothing about others."
+    chosen = next((fit for fit in of_fastest if fit.posterior is not None), fits[0])
+    return _narrowing(chosen, _of(qualified(chosen.fields, apart)))
 
 
-def _narrowing(fit: GroupFit) -> str:
+def _of(told: Sequence[str]) -> str:
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _narrowing(fit: GroupFit, of: str) -> str:
     data = fit.data
     goal = 2 * float(data.n[-1])
     before = _width(fit, goal, None)
@@ -45,8 +53,8 @@ def _narrowing(fit: GroupFit) -> str:
     device = fit.fields["device"]
     again = "again" if smaller in data.n else "once"
     return (
-        f"Measure {words.ranks(int(goal), device)} once: the interval there would narrow by about {1 - there / before:.0%}, more "
-        f"than from any other single run. Of smaller runs {words.ranks(int(smaller), device)} {again} would tell most: "
+        f"Measure {words.ranks(int(goal), device)} once{of}: the interval there would narrow by about {1 - there / before:.0%}, "
+        f"more than from any other single run. Of smaller runs {words.ranks(int(smaller), device)} {again} would tell most: "
         f"{1 - widths[smaller] / before:.0%}."
     )
 

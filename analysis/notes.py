@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from analysis import words
-from analysis.runs import Run
+from analysis.runs import Run, group_key
 from analysis.scaling import Group
-from analysis.schema import GROUP
 
 _BASIS = {
     "throughput": "samples/s, training only: s/epoch also holds validation",
@@ -18,7 +17,8 @@ _BASIS = {
 
 def runs_of(group: Group, runs: Sequence[Run]) -> list[Run]:
     """The measured runs behind a group."""
-    return [run for run in runs if run.measured and tuple(getattr(run, name) for name in GROUP) == group.key]
+    held = {} if group.global_batch is None else {group.key: group.global_batch}
+    return [run for run in runs if run.measured and group_key(run, held) == group.key]
 
 
 def baseline_note(group: Group) -> str:
@@ -39,6 +39,10 @@ def notes(group: Group, runs: Sequence[Run]) -> list[str]:
         Sentences, the baseline first.
     """
     found = [baseline_note(group)]
+    if group.global_batch is not None:
+        found.append(
+            f"The global batch is held at {group.global_batch} (strong scaling): on more ranks each computes less."
+        )
     if any(point.replicates > 1 for point in group.points):
         found.append("Numbers are medians of the replicates, with the least and the greatest in brackets.")
     if any(point.includes_first_epoch for point in group.points):

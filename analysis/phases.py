@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from analysis.runs import Run
-from analysis.schema import GROUP
+from analysis.runs import Run, group_key
 from hvdtrain.record import Epoch
 
 #: The fields `seconds_<phase>` of an epoch, in the order of a step; "val" is validation.
@@ -52,13 +52,14 @@ def bound(seconds: Mapping[str, float]) -> str:
     return "overhead" if share["other"] > _OVERHEAD else "compute"
 
 
-def by_size(runs: Sequence[Run]) -> dict[tuple[object, ...], dict[int, list[Run]]]:
-    """Measured runs by group and number of ranks, in order of ranks."""
-    found: dict[tuple[object, ...], dict[int, list[Run]]] = {}
+def by_size(
+    runs: Sequence[Run], held: Mapping[tuple[Any, ...], int] | None = None
+) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
+    """Measured runs by group and number of ranks, in order of ranks; `held` as `analysis.measured.held_batches` has it."""
+    found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
     for run in sorted(runs, key=lambda run: run.n_gpus):
         if run.measured:
-            key = tuple(getattr(run, name) for name in GROUP)
-            found.setdefault(key, {}).setdefault(run.n_gpus, []).append(run)
+            found.setdefault(group_key(run, held or {}), {}).setdefault(run.n_gpus, []).append(run)
     return found
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.csv_files import Row
-from analysis.schema import COLUMNS, METRICS
+from analysis.measured import series_key
+from analysis.schema import COLUMNS, GROUP, METRICS
 from analysis.stability import SHORTEST, settling_epoch
 from hvdtrain.errors import UserError
 from hvdtrain.record import CellRecord, Epoch, read_study
@@ -61,6 +62,11 @@ class Run:
         return f"{self.study}/{self.name}"
 
     @property
+    def global_batch(self) -> int | None:
+        """Samples per step of all ranks."""
+        return None if self.per_gpu_batch is None or not self.n_gpus else self.per_gpu_batch * self.n_gpus
+
+    @property
     def measured(self) -> bool:
         """Whether the cell ran to its end, so that its numbers count."""
         return self.status == "completed" and bool(self.epochs) and not self.mixed
@@ -69,6 +75,11 @@ class Run:
     def timed(self) -> bool:
         """Whether every epoch was timed, so that their sum is the time of all."""
         return all(epoch.seconds is not None for epoch in self.epochs)
+
+
+def group_key(run: Run, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
+    """The values of `analysis.schema.GROUP` of the group that a run is counted to, as `analysis.measured.series_key`."""
+    return series_key(tuple(getattr(run, name) for name in GROUP), run.global_batch, held)
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -152,7 +163,7 @@ def rows(run: Run) -> list[Row]:
         "n_gpus": run.n_gpus or None,
         "n_nodes": run.n_nodes,
         "per_gpu_batch": run.per_gpu_batch,
-        "global_batch": None if run.per_gpu_batch is None or not run.n_gpus else run.per_gpu_batch * run.n_gpus,
+        "global_batch": run.global_batch,
         "lr_rule": run.lr_rule,
         "precision": run.precision,
         "device": run.device,

@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 
 from analysis import words
+from analysis.complete import completed
+from analysis.measured import held_batches, series_key
 from analysis.schema import GROUP
 
 #: What speedup is computed from: the first of these that all rank counts of a group have.
@@ -59,7 +61,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Group:
-    """Measurements that differ in the number of ranks only."""
+    """Measurements that differ in the number of ranks only.
+
+    `global_batch` is what is held in a series of strong scaling, whose sizes differ in their batch per rank; else None.
+    """
 
     workload: str | None
     gpu_type: str | None
@@ -70,6 +75,7 @@ class Group:
     sources: tuple[str, ...]
     points: tuple[Point, ...]
     baseline: Baseline | None
+    global_batch: int | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -93,18 +99,20 @@ def scaling(table: pd.DataFrame) -> list[Group]:
         Groups in the order of their keys, each with its points by number of ranks.
     """
     records: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    held = held_batches(completed(table))
     for raw in table.to_dict("records"):
         record = {str(name): None if pd.isna(value) else value for name, value in raw.items()}
         # A log that does not say on how many ranks it was made has a curve, and no place in a scaling table.
         if record["n_gpus"] is None:
             continue
-        records.setdefault(tuple(record[name] for name in GROUP), []).append(record)
+        key = series_key(tuple(record[name] for name in GROUP), record["global_batch"], held)
+        records.setdefault(key, []).append(record)
     # None sorts before every word: as "", with a flag, so that it never meets a string.
     keys = sorted(records, key=lambda key: [(value is not None, str(value or "").zfill(8)) for value in key])
-    return [_group(key, records[key]) for key in keys]
+    return [_group(key, records[key], held.get(key)) for key in keys]
 
 
-def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]]) -> Group:
+def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], global_batch: int | None) -> Group:
     fields = dict(zip(GROUP, key, strict=True))
     by_ranks: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
@@ -115,6 +123,7 @@ def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]]) -> Group:
         sources=tuple(dict.fromkeys(str(record["source"]) for record in records)),
         points=tuple(_point(ranks, by_ranks[ranks], baseline) for ranks in sorted(by_ranks)),
         baseline=baseline,
+        global_batch=global_batch,
     )
 
 

@@ -57,6 +57,11 @@ class Way:
         return None if value is None else int(value)
 
     @property
+    def global_batch(self) -> int | None:
+        """Samples per step of all ranks."""
+        return None if self.per_gpu_batch is None else self.per_gpu_batch * self.n_gpus
+
+    @property
     def hours(self) -> float:
         """`seconds` in hours."""
         return self.seconds / 3600
@@ -92,6 +97,22 @@ class Way:
         """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price: see `judged_by_cost`)."""
         scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
         return scale * self.low, scale * self.seconds, scale * self.high
+
+
+def differing(groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Which of `analysis.schema.GROUP` are not the same in all groups, workload and device apart."""
+    names = ("gpu_type", "per_gpu_batch", "lr_rule", "precision")
+    return tuple(name for name in names if len({known(fields[name]) for fields in groups}) > 1)
+
+
+def qualified(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The values of those fields in words, as far as they are known: "V100", "batch 32", "linear rule", "float16"."""
+    text = {name: value for name in names if (value := known(fields[name])) is not None}
+    if "per_gpu_batch" in text:
+        text["per_gpu_batch"] = f"batch {float(text['per_gpu_batch']):g}"
+    if "lr_rule" in text:
+        text["lr_rule"] = "no rule" if text["lr_rule"] == "none" else f"{text['lr_rule']} rule"
+    return list(text.values())
 
 
 def judged_by_cost(ways: Sequence[Way]) -> list[Way]:

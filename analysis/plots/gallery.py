@@ -9,12 +9,12 @@ import pandas as pd
 from analysis import words
 from analysis.assemble import Part, Report, details
 from analysis.fitting import GroupFit, fit_scaling
+from analysis.notes import runs_of
 from analysis.plots.costs import epochs_plot, pareto_plot
 from analysis.plots.scaling import Series, efficiency_plot, karp_flatt_plot, speed_plot, time_plot
 from analysis.plots.style import Plot
 from analysis.plots.training import Curves, accuracy_plots, phases_plot
 from analysis.runs import Run
-from analysis.schema import GROUP
 
 #: More groups in one figure than colours would have to share one.
 MOST = 6
@@ -62,11 +62,7 @@ def _series(report: Report, parts: Sequence[Part]) -> list[Series]:
 
 def replicates(table: pd.DataFrame, fit: GroupFit) -> pd.DataFrame:
     """Every measurement behind a fit: columns n_gpus and value."""
-    chosen = (table["metric"] == fit.data.metric) & table["n_gpus"].notna() & (table["value"] > 0)
-    for name, value in fit.fields.items():
-        if name != "per_gpu_batch" or value is not None:
-            chosen &= (table[name].isna() if value is None else table[name] == value).fillna(False)
-    return table.loc[chosen, ["n_gpus", "value"]].astype(float)
+    return table.loc[list(fit.data.rows), ["n_gpus", "value"]].astype(float)
 
 
 def label(part: Part, parts: Sequence[Part]) -> str:
@@ -81,9 +77,8 @@ def _curves(report: Report, parts: Sequence[Part]) -> list[Curves]:
     for part in parts:
         stability = report.insights.stability.get(part.group.key, {})
         sizes: dict[int, list[Run]] = {}
-        for run in report.runs:
-            if run.measured and tuple(getattr(run, name) for name in GROUP) == part.group.key:
-                sizes.setdefault(run.n_gpus, []).append(run)
+        for run in runs_of(part.group, report.runs):
+            sizes.setdefault(run.n_gpus, []).append(run)
         for ranks, runs in sorted(sizes.items()):
             name = words.ranks(ranks, part.group.device)
             if len(parts) > 1:

@@ -88,7 +88,7 @@ def check_schema(text: str) -> dict[str, Any]:
     for group in report["groups"]:
         assert set(group) == {
             "title", "machine", "workload", "gpu_type", "device", "per_gpu_batch", "lr_rule", "precision", "sources",
-            "points", "baseline", "notes", "fit", "predictions",
+            "points", "baseline", "global_batch", "notes", "fit", "predictions",
         }  # fmt: skip
         assert set(group["baseline"]) == {"n_gpus", "metric", "value", "absolute", "text"}
         assert all(isinstance(note, str) for note in group["notes"])

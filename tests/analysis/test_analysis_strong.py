@@ -1,0 +1,66 @@
+"""Strong scaling: the global batch is held, and each size has a batch per rank of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import analysis
+from analysis.as_json import as_json
+from analysis.assemble import Report, assemble
+from analysis.plots.gallery import gallery
+from analysis.tables import read_inputs
+from tests.analysis.conftest import AddCell
+
+
+def report(folder: Path, text: str) -> Report:
+    path = folder / "t.csv"
+    path.write_text(text)
+    return assemble(read_inputs([path]))
+
+
+def test_one_table_with_its_fit_and_figures(tmp_path: Path) -> None:
+    found = report(tmp_path, "GPUs,batch size,images/s\n1,256,100\n2,128,190\n4,64,350\n")
+    (part,) = found.parts
+    assert part.title == "workload not named on device not recorded, global batch 256"
+    assert [point.efficiency and point.efficiency.median for point in part.group.points] == pytest.approx(
+        [1, 0.95, 0.875]
+    )
+    assert any("The global batch is held at 256 (strong scaling)" in note for note in part.notes)
+    (group,) = as_json(found)["groups"]
+    assert (group["global_batch"], group["fit"]["held"]) == (256, "global batch")
+    assert [row["n_gpus"] for row in group["predictions"]] == [8, 16, 32]
+    assert [split.hardware for split in found.insights.splits] == pytest.approx([0.95, 0.875])
+    plots = {plot.name: plot for plot in gallery(found, None)}
+    assert {"throughput", "efficiency"} <= set(plots)
+
+
+def test_runs_are_in_the_table_of_their_series(add_cell: AddCell) -> None:
+    for ranks in (1, 2, 4):
+        study = add_cell(ranks, [50.0 * ranks] * 3, facts={"batch_size": 64 // ranks})
+    found = assemble(read_inputs([study]))
+    (part,) = found.parts
+    assert sorted(part.curves) == [1, 2, 4]
+    assert part.machine == "node01, 8 cores"
+    assert set(found.insights.stability[part.group.key]) == {1, 2, 4}
+
+
+def test_runs_of_different_lengths_are_told_in_a_series_too(tmp_path: Path) -> None:
+    found = report(tmp_path, "GPUs,batch size,epochs,total time [min]\n1,256,30,50\n2,128,30,26\n4,64,60,28\n")
+    assert "epochs_differ" in {finding.code for finding in found.insights.findings}
+
+
+def test_other_global_batches_have_tables_of_their_own(tmp_path: Path) -> None:
+    text = "GPUs,batch size,images/s,val_acc\n1,256,100,\n2,128,190,\n4,64,350,\n4,256,,0.9\n"
+    assert [part.group.per_gpu_batch for part in report(tmp_path, text).parts] == [None, 256]
+
+
+def test_what_to_measure_next_names_the_group(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("GPU type,GPUs,images/s\nT4,1,100\nT4,2,190\nT4,4,350\nV100,4,3000\n")
+    best = analysis.recommend(analysis.read(path))
+    assert best.fastest is not None and best.fastest.name == "4 x V100"
+    assert best.next_run == "Measure a second number of ranks (V100): one says nothing about others."
+    path.write_text("GPU type,GPUs,images/s\nT4,1,100\nT4,2,190\nT4,4,350\nV100,2,30\nV100,4,60\n")
+    assert analysis.recommend(analysis.read(path)).next_run.startswith("Measure 8 GPUs once (T4): ")
