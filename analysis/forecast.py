@@ -72,5 +72,5 @@ def _way(at: Way, row: dict[str, float], group: EpochsGroup, asked: int, batch: 
     return Way(
         fields=at.fields, n_gpus=asked, n_nodes=None, epochs=epochs, seconds=seconds,
         low=around + (seconds - around) * down, high=around + (seconds - around) * up,
-        val_acc=None, reached=None, basis=at.basis, replicates=0, price=at.price, measured=False,
+        val_acc=None, reached=None, basis=at.basis, replicates=0, price=at.price, measured=False, apart=at.apart,
     )  # fmt: skip

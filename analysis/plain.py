@@ -158,8 +158,7 @@ def _way(way: Way, note: str) -> list[str]:
 
 
 def _named(way: Way) -> str:
-    rule = f", {way.fields['lr_rule']}" if way.fields["lr_rule"] else ""
-    return way.name + ("" if way.per_gpu_batch is None else f", batch {way.per_gpu_batch}") + rule
+    return way.named(("per_gpu_batch", "lr_rule", *(["precision"] if "precision" in way.apart else [])))
 
 
 def _without(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tuple[list[str], list[list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from analysis.runs import Run
 from analysis.schema import GROUP
 from analysis.smoothing import smooth
 from analysis.stability import ends_in_nothing
-from analysis.way import Way, Z, priced_as
+from analysis.way import Way, Z, differing, priced_as
 from hvdtrain.errors import UserError
 
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
@@ -55,7 +56,7 @@ def ways(
     runs: Sequence[Run] = (),
     prices: Mapping[str, float] | None = None,
 ) -> list[Way]:
-    """Every measured configuration of one workload.
+    """Every measured configuration of one workload, named by what tells it from the others.
 
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts, or one epoch,
@@ -64,6 +65,14 @@ def ways(
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
     """
+    found = _every(table, target, runs, prices)
+    apart = differing([way.fields for way in found])
+    return [replace(way, apart=apart) for way in found]
+
+
+def _every(
+    table: pd.DataFrame, target: float | None, runs: Sequence[Run], prices: Mapping[str, float] | None
+) -> list[Way]:
     check_target(target)
     rates = check_prices(prices)
     jobs = job_times(table, runs)

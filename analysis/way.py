@@ -23,6 +23,7 @@ class Way:
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
         basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
+        apart: the fields that are not the same in all ways of the workload.
     """
 
     fields: Mapping[str, Any]
@@ -39,6 +40,7 @@ class Way:
     price: float | None = None
     energy: float | None = None
     measured: bool = True
+    apart: tuple[str, ...] = ()
 
     @property
     def workload(self) -> str | None:
@@ -83,10 +85,17 @@ class Way:
 
     @property
     def name(self) -> str:
-        """ "8 x V100", "4 CPU ranks", with the batch or rule where the workload has several."""
+        """ "8 x V100", "4 CPU ranks", with batch per rank, rule or precision where the workload has several: `apart`."""
+        return self.named(self.apart)
+
+    def named(self, names: Sequence[str]) -> str:
+        """The same with the fields `names`, as far as they are known."""
         if self.gpu_type is not None:
-            return f"{self.n_gpus} x {self.gpu_type}"
-        return f"{self.n_gpus} {'CPU ' if self.fields['device'] == 'cpu' else ''}rank{'' if self.n_gpus == 1 else 's'}"
+            first = f"{self.n_gpus} x {self.gpu_type}"
+        else:
+            cpu = "CPU " if self.fields["device"] == "cpu" else ""
+            first = f"{self.n_gpus} {cpu}rank{'' if self.n_gpus == 1 else 's'}"
+        return ", ".join([first, *qualified(self.fields, [name for name in names if name != "gpu_type"])])
 
     @property
     def group(self) -> str:

@@ -54,6 +54,22 @@ def test_an_accuracy_of_zero_everywhere_is_said_and_sets_no_target(tmp_path: Pat
     assert [way.n_gpus for way in asked.unreached] == [1, 2]
 
 
+def test_ways_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "GPU type,GPUs,per_gpu_batch,lr_rule,precision,images/s\n"
+    path.write_text(f"{head}V100,4,32,linear,float32,900\nV100,4,64,linear,float32,910\n")
+    best = answer([path])
+    assert "Fastest for a million samples: 4 x V100, batch 64, " in best.sentences[0]
+    assert "not told apart from 4 x V100, batch 32 (" in best.sentences[0]
+    assert best.next_run.startswith("Repeat 4 x V100, batch 64 with another seed")
+    assert [row[0] for row in ways(best).rows] == [f"4 x V100, batch {batch}, linear rule" for batch in (64, 32)]
+    path.write_text(f"{head}V100,4,32,linear,float32,900\nV100,4,32,sqrt,float16,910\nV100,8,32,sqrt,float16,1800\n")
+    names = [way.name for way in answer([path]).ways]
+    assert names == ["8 x V100, sqrt rule, float16", "4 x V100, sqrt rule, float16", "4 x V100, linear rule, float32"]
+    path.write_text(f"{head}T4,4,32,none,float32,900\nV100,4,32,none,float32,1800\n")
+    assert [way.name for way in answer([path]).ways] == ["4 x V100", "4 x T4"]
+
+
 def test_a_smoke_test_that_learns_nothing_is_reported(add_cell: AddCell) -> None:
     for ranks in (1, 2):
         study = add_cell(ranks, [100.0], [0.0])
