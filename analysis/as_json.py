@@ -49,6 +49,7 @@ def as_json(report: Report) -> dict[str, Any]:
             for split in insights.splits
         ],
         "recommendations": [_answer(answer) for answer in insights.answers],
+        "unanswered": insights.unanswered or None,
         "left_out": [
             {"source": run.source, "n_gpus": run.asked, "device": run.device, "status": run.status, "reason": run.reason,
              "epochs": len(run.epochs)}

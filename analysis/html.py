@@ -63,6 +63,7 @@ def page(report: Report, figures: Mapping[str | None, Sequence[tuple[Plot, bytes
         inputs=report.inputs,
         version=__version__,
         workloads=workloads,
+        unanswered=report.insights.unanswered,
         findings=_sorted(report.insights.findings),
         left_out=[left_out(run) for run in report.left_out],
     )

@@ -17,7 +17,7 @@ from analysis.finding import Finding
 from analysis.fitting import FURTHEST, GroupFit, fit_scaling
 from analysis.measured import held_batches
 from analysis.phases import bound, by_size, phases_by_size
-from analysis.recommendation import Recommendation, recommend
+from analysis.recommendation import Recommendation, recommend, wish
 from analysis.runs import Run
 from analysis.stability import Stability
 from hvdtrain.errors import UserError
@@ -43,6 +43,7 @@ class Insights:
         fits: scaling fits; `predictions`: one row per group and size beyond, as `ScalingFit.predict`, plus `metric`.
         stability: by number of ranks; `phases`: seconds of an epoch by number of ranks; `limits`: what limits there.
         answers: a recommendation for every workload that has times.
+        unanswered: why nothing follows for what was asked for; "" where something does, or nothing was asked.
     """
 
     findings: tuple[Finding, ...]
@@ -54,6 +55,7 @@ class Insights:
     limits: dict[Key, dict[int, str]]
     answers: tuple[Recommendation, ...]
     splits: tuple[Split, ...]
+    unanswered: str = ""
 
 
 def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None) -> Insights:
@@ -62,12 +64,12 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
     Raises:
         UserError: what was asked for is not legal.
     """
-    wish = asked or Asked()
+    wanted = asked or Asked()
     fits = {fit.key: fit for fit in fit_scaling(table).groups}
     by_group = by_size(runs, held_batches(completed(table)))
     groups = {key: [run for several in sizes.values() for run in several] for key, sizes in by_group.items()}
     phases = {key: found for key, own in groups.items() if (found := phases_by_size(own))}
-    answers = _answers(table, runs, wish)
+    answers = _answers(table, runs, wanted)
     ways = [way for answer in answers for way in (*answer.ways, *answer.unreached)]
     return Insights(
         findings=tuple(diagnose(table, runs)),
@@ -79,13 +81,11 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
         limits={key: {n: bound(seconds) for n, seconds in sizes.items()} for key, sizes in phases.items()},
         answers=answers,
         splits=tuple(splits(table, ways)),
+        unanswered="" if answers else _unanswered(wanted),
     )
 
 
 def _answers(table: pd.DataFrame, runs: Sequence[Run], asked: Asked) -> tuple[Recommendation, ...]:
-    timed = table[table["metric"].isin(["epoch_time", "total_time", "throughput"]) & table["n_gpus"].notna()]
-    if timed.empty:
-        return ()
     try:
         first = recommend(
             table, asked.target, deadline=asked.deadline, budget=asked.budget, prices=asked.prices, runs=runs
@@ -95,6 +95,16 @@ def _answers(table: pd.DataFrame, runs: Sequence[Run], asked: Asked) -> tuple[Re
             return ()
         raise
     return (first, *first.others)
+
+
+def _unanswered(asked: Asked) -> str:
+    said = wish(asked.target, asked.deadline, asked.budget)
+    if not said:
+        return ""
+    return (
+        f"{said[0].upper()}{said[1:]}: not answered, because no throughput, no time of an epoch and no total time of a known "
+        "number of epochs was measured on a known number of ranks."
+    )
 
 
 def _beyond(fit: GroupFit) -> list[dict[str, Any]]:

@@ -131,8 +131,7 @@ def ways(answer: Recommendation) -> Sheet:
     goal = _percent(answer.target)
     heading = {
         "target": f"Time to an accuracy of {goal}",
-        "stable": "Time to stable accuracy"
-        + ("" if answer.target is None else f" ({'at least' if answer.unreached else 'all reach'} {goal})"),
+        "stable": "Time to stable accuracy" + _reaching(answer, goal),
         "whole run": "Time of a whole run",
         "epoch": "Time of one epoch",
     }.get(answer.basis, "Time of a million samples")
@@ -145,6 +144,18 @@ def ways(answer: Recommendation) -> Sheet:
     if not any(row[-1] for row in rows):
         columns, rows = _without(columns, rows, "")
     return Sheet(heading, columns, rows, answer.next_run)
+
+
+def _reaching(answer: Recommendation, goal: str) -> str:
+    """What is known of the accuracy behind times to stability, in brackets."""
+    if answer.target is None:
+        return ""
+    recorded = [way.reached is not None for way in answer.ways]
+    if answer.unreached or not recorded:
+        return f" (at least {goal})"
+    if not any(recorded):
+        return " (accuracy not recorded)"
+    return f" (all reach {goal})" if all(recorded) else f" (all reach {goal} whose accuracy was recorded)"
 
 
 def _way(way: Way, note: str) -> list[str]:

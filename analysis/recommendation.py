@@ -15,6 +15,16 @@ from analysis.target import check_prices, check_target, common_target, ways
 from analysis.way import Way, priced_as
 from hvdtrain.errors import UserError
 
+#: What a way's seconds are for, by its basis; and which of them are the time of a whole job.
+_WHAT = {
+    "target": "to the target",
+    "stable": "to stable accuracy",
+    "whole run": "for its whole run",
+    "epoch": "for one epoch",
+    "million samples": "for a million samples",
+}
+_WHOLE = ("target", "stable", "whole run")
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -119,13 +129,14 @@ def _one(
     money = any(way.price is not None for way in every)
     judged = [way for way in timed if way.price is not None] if money else timed
     cheapest, cheap_rivals = _first(judged, "cost")
-    best, limit = _within(timed, judged, money, deadline, budget)
+    basis = every[0].basis
+    best, limit = _within(timed, judged, money, deadline, budget, basis)
     ahead = forecasts(rows, timed)
     run = next_run(rows, fastest, fast_rivals)
-    basis = every[0].basis
     sentences = [
         *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
         *_nothing_learnt(goal, every),
+        *_unseen(target, basis, timed),
         *_without_price([way for way in timed if way not in judged]),
         *limit,
     ]
@@ -145,20 +156,22 @@ def _first(timed: Sequence[Way], by: str) -> tuple[Way | None, tuple[Way, ...]]:
 
 
 def _within(
-    timed: Sequence[Way], judged: Sequence[Way], money: bool, deadline: float | None, budget: float | None
+    timed: Sequence[Way], judged: Sequence[Way], money: bool, deadline: float | None, budget: float | None, basis: str
 ) -> tuple[Way | None, list[str]]:
     """The best way whose whole interval keeps the limits: the cheapest by a deadline, the fastest by a budget.
 
-    Of `timed` only those are asked that can be `judged` by cost; `money` says that costs are in the currency of prices.
+    Of `timed` only those are asked that can be `judged` by cost; `money` says that costs are in the currency of prices. Only a
+    `basis` that is a whole job can keep a limit.
     """
     if deadline is None and budget is None:
         return None, []
     limits = ([] if deadline is None else [("seconds", deadline)]) + ([] if budget is None else [("cost", budget)])
-    unit = f" {timed[0].hours_unit}" if timed and not money else ""
-    said = " and ".join(
-        f"a deadline of {duration(limit)}" if by == "seconds" else f"a budget of {limit:g}{unit}"
-        for by, limit in limits
-    )
+    said = wish(None, deadline, budget, f" {timed[0].hours_unit}" if timed and not money else "")
+    if basis not in _WHOLE:
+        return None, [
+            f"What keeps {said} cannot be said: how many epochs are needed is not known, and the times are those "
+            f"{_WHAT[basis]}. Record epochs and accuracies, or the total time of a run with its epochs."
+        ]
     surely = [way for way in judged if all(way.worth(by)[2] <= limit for by, limit in limits)]
     maybe = [way for way in judged if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]
     order = "cost" if budget is None else "seconds"
@@ -172,6 +185,24 @@ def _within(
         names = ", ".join(way.name for way in maybe)
         return None, [f"Nothing surely keeps {said}; by its best guess {names} would, but the interval reaches beyond."]
     return None, [f"Nothing that {'was measured' if len(judged) == len(timed) else 'has a price'} keeps {said}."]
+
+
+def wish(target: float | None, deadline: float | None, budget: float | None, unit: str = "") -> str:
+    """What was asked for in words, "" where nothing was; `unit` is that of the budget, with a space before it."""
+    found = [] if target is None else [f"a target of {target:g}"]
+    found += [] if deadline is None else [f"a deadline of {duration(deadline)}"]
+    return " and ".join([*found, *([] if budget is None else [f"a budget of {budget:g}{unit}"])])
+
+
+def _unseen(target: float | None, basis: str, timed: Sequence[Way]) -> list[str]:
+    """That nobody knows whether a target that was asked for is reached, where no accuracy was recorded."""
+    unknown = [way for way in timed if way.reached is None]
+    if target is None or basis == "target" or not unknown:
+        return []
+    names = "" if len(unknown) == len(timed) else f" of {', '.join(way.name for way in unknown)}"
+    return [
+        f"No accuracy{names} was recorded, so whether {target:.4g} is reached is not known: times are those {_WHAT[basis]}."
+    ]
 
 
 def _without_price(ways: Sequence[Way]) -> list[str]:
@@ -210,13 +241,7 @@ def _sentences(
     basis: str, goal: float | None, fastest: Way | None, fast_rivals: Sequence[Way], cheapest: Way | None,
     cheap_rivals: Sequence[Way], unreached: Sequence[Way],
 ) -> list[str]:  # fmt: skip
-    what = {
-        "target": f"to {100 * (goal or 0):.1f} % accuracy",
-        "stable": "to stable accuracy",
-        "whole run": "for its whole run",
-        "epoch": "for one epoch",
-        "million samples": "for a million samples",
-    }
+    what = {**_WHAT, "target": f"to {100 * (goal or 0):.1f} % accuracy"}
     found = []
     if fastest is not None:
         found.append(

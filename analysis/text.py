@@ -77,6 +77,10 @@ def show(report: Report, console: Console) -> None:
         for sentence in (*answer.sentences, answer.next_run):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
         console.print()
+    if report.insights.unanswered:
+        console.print(Text("What to run:", style="bold"))
+        console.print(Padding(Text(report.insights.unanswered), (0, 0, 0, 2), expand=False))
+        console.print()
     if report.left_out:
         console.print(Text("Cells that are not in the tables:", style="bold"))
         for run in report.left_out:
@@ -114,6 +118,8 @@ def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()
     lines = ["# How it scales", "", f"Read from {', '.join(f'`{path}`' for path in report.inputs)}.", ""]
     for answer in report.insights.answers:
         lines += [*(f"- {_escaped(sentence)}" for sentence in (*answer.sentences, answer.next_run)), ""]
+    if report.insights.unanswered:
+        lines += [f"- {_escaped(report.insights.unanswered)}", ""]
     if report.insights.findings:
         lines += ["## What stands out", ""]
         for one in report.insights.findings:

@@ -81,7 +81,7 @@ def check_schema(text: str) -> dict[str, Any]:
     """The documented fields, their types, and nothing that is not JSON."""
     report: dict[str, Any] = json.loads(text, parse_constant=no_constant)
     assert set(report) == {
-        "version", "hvdtrain", "inputs", "groups", "left_out", "findings", "epochs_against_batch", "efficiency",
+        "version", "hvdtrain", "inputs", "groups", "left_out", "unanswered", "findings", "epochs_against_batch", "efficiency",
         "recommendations",
     }  # fmt: skip
     assert report["version"] == 1
