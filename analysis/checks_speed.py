@@ -12,7 +12,7 @@ import pandas as pd
 from analysis import words
 from analysis.finding import Finding, describe
 from analysis.fitting import GroupFit, fit_scaling
-from analysis.measured import COMMON_NODE, SPEEDS
+from analysis.measured import COMMON_NODE, SPEEDS, on_fewest_nodes
 from analysis.schema import GROUP
 
 #: Speed per rank may exceed that of fewer ranks by this much before it is more than noise.
@@ -203,6 +203,7 @@ def _boundary(fit: GroupFit, rows: tuple[int, ...], about: str) -> Iterator[Find
 
 def _same_on_other_gpus(table: pd.DataFrame) -> Iterator[Finding]:
     others = ["workload", "per_gpu_batch", "precision", "lr_rule", "n_gpus", "metric"]
+    table = table[on_fewest_nodes(table)]
     speeds = table[table["metric"].isin(SPEEDS) & (table["metric"] != "total_time") & table["gpu_type"].notna()]
     for key, rows in speeds.groupby(others, dropna=False, sort=False):
         medians = rows.groupby("gpu_type")["value"].median().sort_values()

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis import words
 from analysis.epochs import METRICS_OF_EPOCHS, fit_epochs
 from analysis.finding import Finding, describe, known
-from analysis.measured import SPEEDS, held_batches, series_key
+from analysis.measured import SPEEDS, held_batches, on_fewest_nodes, series_key
 from analysis.schema import GROUP
 
 #: Epochs times their time may exceed the total by rounding only.
@@ -36,6 +36,7 @@ def table_checks(table: pd.DataFrame, recorded: Set[str] = frozenset()) -> Itera
 
 def _totals(table: pd.DataFrame) -> Iterator[Finding]:
     keys = ["source", *GROUP, "n_gpus", "replicate"]
+    table = table[on_fewest_nodes(table)]
     timed = table[
         table["metric"].isin(["epoch_time", "total_time"]) & table["epochs"].notna() & table["n_gpus"].notna()
     ]

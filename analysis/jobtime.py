@@ -15,8 +15,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.finding import known
+from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
 from analysis.runs import Run, steady_median
+from analysis.runs import on_fewest_nodes as same_nodes
 from analysis.schema import GROUP
 
 
@@ -54,13 +56,15 @@ def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
     """The time model of every configuration that has an epoch time or a total of known length.
 
     A total that is less than epochs x epoch time contradicts it (the finding `inconsistent_total`): then total / epochs is
-    taken for the epoch, because the total was read off one clock.
+    taken for the epoch, because the total was read off one clock. Ranks that were timed on several numbers of nodes count on
+    the fewest.
 
     Args:
         table: as `analysis.read` gives it.
         runs: the runs behind it: they record validation, the first epochs and the job's own start and end.
     """
     keys = [*GROUP, "n_gpus"]
+    table = table[on_fewest_nodes(table)]
     timed = table[table["metric"].isin(["epoch_time", "total_time"]) & table["n_gpus"].notna() & (table["value"] > 0)]
     by_key: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -68,7 +72,7 @@ def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
             by_key.setdefault(_key([getattr(run, name) for name in keys]), []).append(run)
     found = []
     for raw, rows in timed.groupby(keys, dropna=False, sort=False):
-        one = _of_rows(_key(raw), rows, by_key.get(_key(raw), []))
+        one = _of_rows(_key(raw), rows, same_nodes(by_key.get(_key(raw), [])))
         if one is not None:
             found.append(one)
     return found

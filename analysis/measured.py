@@ -106,6 +106,17 @@ def series_key(key: tuple[Any, ...], global_batch: int | None, held: Mapping[tup
     return whole if whole in held and global_batch in (None, held[whole]) else key
 
 
+def on_fewest_nodes(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows count where the same ranks were timed on several numbers of nodes: the fewest, and what does not say.
+
+    More nodes are another machine, not a replicate. Of shape (rows,), with the index of `table`.
+    """
+    keys = [*GROUP, "n_gpus"]
+    timed = table["n_nodes"].where(table["metric"].isin(SPEEDS)).astype("Float64")
+    fewest = timed.groupby([table[name] for name in keys], dropna=False).transform("min")
+    return (table["n_nodes"].isna() | fewest.isna() | (table["n_nodes"] <= fewest)).fillna(True).astype(bool)
+
+
 def measured(table: pd.DataFrame) -> list[Measured]:
     """Every group that has a speed, in the order of the table.
 
@@ -116,6 +127,7 @@ def measured(table: pd.DataFrame) -> list[Measured]:
     speeds = table[
         table["metric"].isin(SPEEDS) & np.isfinite(table["value"]) & (table["value"] > 0) & table["n_gpus"].notna()
     ]
+    speeds = speeds[on_fewest_nodes(speeds)]
     found = []
     for key, held, rows in _groups(speeds):
         sizes = {metric: own["n_gpus"].nunique() for metric, own in rows.groupby("metric", sort=False)}
@@ -152,7 +164,7 @@ def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) 
             # Runs of different lengths are compared by the epoch; the finding `epochs_differ` says so.
             values = values / epochs * np.median(epochs)
     sizes = np.unique(n)
-    kept = [_fewest(n == size, nodes) for size in sizes]
+    kept = [n == size for size in sizes]
     within = [np.log(values[rows_of]) for rows_of in kept]
     freedom = sum(len(logs) - 1 for logs in within)
     squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in within)
@@ -173,8 +185,3 @@ def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) 
         known_nodes=bool(np.isfinite(own_nodes).all()),
         spread=None if freedom == 0 else float(np.sqrt(squares / freedom)),
     )
-
-
-def _fewest(rows_of: NDArray[np.bool_], nodes: Floats) -> NDArray[np.bool_]:
-    recorded = nodes[rows_of & np.isfinite(nodes)]
-    return rows_of & (nodes == recorded.min()) if len(recorded) else rows_of

@@ -47,6 +47,13 @@ def notes(group: Group, runs: Sequence[Run]) -> list[str]:
         found.append("Numbers are medians of the replicates, with the least and the greatest in brackets.")
     if any(point.includes_first_epoch for point in group.points):
         found.append("* includes the first epoch, with its warm-up: the run has only one.")
+    for point in (point for point in group.points if point.other_nodes):
+        who, besides = (
+            words.ranks(point.n_gpus, group.device),
+            words.listing([str(count) for count in point.other_nodes]),
+        )
+        nodes = "node" if point.other_nodes == (1,) else "nodes"
+        found.append(f"{who} were measured on {besides} {nodes} too: left out, only the fewest nodes count.")
     if len(group.points) == 1:
         found.append("One rank count only: there is no scaling to see.")
     # A world of one rank exchanges nothing: who started it is no part of what is compared.

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.runs import Run, group_key
+from analysis.runs import Run, group_key, on_fewest_nodes
 from hvdtrain.record import Epoch
 
 #: The fields `seconds_<phase>` of an epoch, in the order of a step; "val" is validation.
@@ -70,7 +70,7 @@ def phases_by_size(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
         sizes.setdefault(run.n_gpus, []).append(run)
     found = {}
     for ranks, own in sizes.items():
-        each = [seconds for run in own if (seconds := phase_seconds(run.epochs)) is not None]
+        each = [seconds for run in on_fewest_nodes(own) if (seconds := phase_seconds(run.epochs)) is not None]
         if each:
             names = [*(phase for phase in PHASES if any(phase in one for one in each)), "other"]
             found[ranks] = {name: statistics.median([one[name] for one in each if name in one]) for name in names}

@@ -82,6 +82,12 @@ def group_key(run: Run, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
     return series_key(tuple(getattr(run, name) for name in GROUP), run.global_batch, held)
 
 
+def on_fewest_nodes(runs: Sequence[Run]) -> list[Run]:
+    """Of runs on the same ranks those on the fewest nodes, and those that do not say."""
+    fewest = min((run.n_nodes for run in runs if run.n_nodes is not None), default=None)
+    return [run for run in runs if run.n_nodes in (None, fewest)]
+
+
 def read_runs(folder: Path) -> list[Run]:
     """Every cell of a study.
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import words
 from analysis.complete import completed
-from analysis.measured import held_batches, series_key
+from analysis.measured import held_batches, on_fewest_nodes, series_key
 from analysis.schema import GROUP
 
 #: What speedup is computed from: the first of these that all rank counts of a group have.
@@ -30,7 +30,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Point:
-    """One rank count of a group. Times in s, throughput in samples/s, efficiency and val_acc as fractions of one."""
+    """One rank count of a group. Times in s, throughput in samples/s, efficiency and val_acc as fractions of one.
+
+    `other_nodes`: on how many nodes these ranks were measured besides; only the fewest count.
+    """
 
     n_gpus: int
     n_nodes: tuple[int, ...]
@@ -43,6 +46,7 @@ class Point:
     val_acc: Spread | None
     speedup: Spread | None
     efficiency: Spread | None
+    other_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,26 +97,34 @@ def scaling(table: pd.DataFrame) -> list[Group]:
         efficiency(n) = speedup(n) * b / n
 
     the strong-scaling definitions (for instance Grama et al., Introduction to Parallel Computing, section 5.2).
-    Their `low` and `high` are those of the replicates at n against the median at b.
+    Their `low` and `high` are those of the replicates at n against the median at b. Ranks that were timed on several numbers
+    of nodes count on the fewest.
 
     Returns:
         Groups in the order of their keys, each with its points by number of ranks.
     """
     records: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    held = held_batches(completed(table))
-    for raw in table.to_dict("records"):
+    table = completed(table)
+    held, counts = held_batches(table), on_fewest_nodes(table)
+    others: dict[tuple[Any, ...], dict[int, set[int]]] = {}
+    for raw, counted in zip(table.to_dict("records"), counts, strict=True):
         record = {str(name): None if pd.isna(value) else value for name, value in raw.items()}
         # A log that does not say on how many ranks it was made has a curve, and no place in a scaling table.
         if record["n_gpus"] is None:
             continue
         key = series_key(tuple(record[name] for name in GROUP), record["global_batch"], held)
-        records.setdefault(key, []).append(record)
+        if counted:
+            records.setdefault(key, []).append(record)
+        else:
+            others.setdefault(key, {}).setdefault(int(record["n_gpus"]), set()).add(int(record["n_nodes"] or 0))
     # None sorts before every word: as "", with a flag, so that it never meets a string.
     keys = sorted(records, key=lambda key: [(value is not None, str(value or "").zfill(8)) for value in key])
-    return [_group(key, records[key], held.get(key)) for key in keys]
+    return [_group(key, records[key], held.get(key), others.get(key, {})) for key in keys]
 
 
-def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], global_batch: int | None) -> Group:
+def _group(
+    key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], global_batch: int | None, others: Mapping[int, set[int]]
+) -> Group:
     fields = dict(zip(GROUP, key, strict=True))
     by_ranks: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
@@ -121,7 +133,7 @@ def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], global_ba
     return Group(
         **fields,
         sources=tuple(dict.fromkeys(str(record["source"]) for record in records)),
-        points=tuple(_point(ranks, by_ranks[ranks], baseline) for ranks in sorted(by_ranks)),
+        points=tuple(_point(ranks, by_ranks[ranks], baseline, others.get(ranks, set())) for ranks in sorted(by_ranks)),
         baseline=baseline,
         global_batch=global_batch,
     )
@@ -141,7 +153,9 @@ def _baseline(by_ranks: Mapping[int, Mapping[str, Any]], device: str | None) -> 
     return Baseline(ranks, metric, _spread(_values(by_ranks[ranks][metric])).median, absolute, text)
 
 
-def _point(ranks: int, metrics: Mapping[str, Sequence[Mapping[str, Any]]], baseline: Baseline | None) -> Point:
+def _point(
+    ranks: int, metrics: Mapping[str, Sequence[Mapping[str, Any]]], baseline: Baseline | None, others: set[int]
+) -> Point:
     spreads = {name: _spread(_values(records)) for name, records in metrics.items()}
     timed = [record for name in ("throughput", "epoch_time") for record in metrics.get(name, ())]
     every = [record for records in metrics.values() for record in records]
@@ -162,6 +176,7 @@ def _point(ranks: int, metrics: Mapping[str, Sequence[Mapping[str, Any]]], basel
         val_acc=spreads.get("val_acc"),
         speedup=speedup,
         efficiency=None if speedup is None or baseline is None else _scaled(speedup, baseline.n_gpus / ranks),
+        other_nodes=tuple(sorted(others)),
     )
 
 

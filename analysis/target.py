@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.epochs import METRICS_OF_EPOCHS, NOISE
 from analysis.finding import known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
+from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
 from analysis.runs import Run
 from analysis.schema import GROUP
@@ -86,7 +87,9 @@ def _every(
         curves = {}
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
     lost = set() if curves else _without_answer(runs, lambda values: not np.isfinite(values[-1]))
-    energies = _by_configuration(table[table["metric"] == "energy"])
+    # What ranks took on other nodes than they were timed on is no part of these times.
+    near = table[on_fewest_nodes(table)]
+    energies = _by_configuration(near[near["metric"] == "energy"])
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     if any(epochs is not None and len(epochs) for epochs in epochs_of):
         basis = "target" if curves else "stable"
@@ -95,7 +98,7 @@ def _every(
     elif jobs:
         basis = "epoch"
     else:
-        return _by_throughput(table, accuracies, rates, target, lost)
+        return _by_throughput(near, accuracies, rates, target, lost)
     found = []
     for job, counts in zip(jobs, epochs_of, strict=True):
         ended = accuracies.get(_key(job))

@@ -94,7 +94,15 @@ def check_schema(text: str) -> dict[str, Any]:
         assert all(isinstance(note, str) for note in group["notes"])
         for point in group["points"]:
             spreads = {"epoch_time", "throughput", "total_time", "val_acc", "speedup", "efficiency"}
-            others = {"n_gpus", "n_nodes", "replicates", "epochs", "includes_first_epoch", "val_acc_by_epoch"}
+            others = {
+                "n_gpus",
+                "n_nodes",
+                "replicates",
+                "epochs",
+                "includes_first_epoch",
+                "other_nodes",
+                "val_acc_by_epoch",
+            }
             others |= {"stability", "phases", "bound"}
             assert set(point) == spreads | others
             for name in spreads:

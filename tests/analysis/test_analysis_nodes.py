@@ -1,0 +1,52 @@
+"""The same ranks on different numbers of nodes: the fewest count in every place, and are no replicates of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import analysis
+from analysis.assemble import assemble
+from analysis.jobtime import job_times
+from analysis.tables import read_inputs
+from tests.analysis.conftest import AddCell
+
+HEAD = "n_gpus,n_nodes,metric,value,unit\n"
+
+
+def test_more_nodes_are_no_replicate(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{HEAD}1,1,epoch_time,720,s\n8,1,epoch_time,100,s\n8,2,epoch_time,140,s\n8,2,val_acc,0.5,\n")
+    (part,) = assemble(read_inputs([path])).parts
+    eight = part.group.points[1]
+    assert eight.epoch_time is not None and eight.epoch_time.median == 100
+    assert (eight.replicates, eight.n_nodes, eight.other_nodes, eight.val_acc) == (1, (1,), (2,), None)
+    assert "8 ranks were measured on 2 nodes too: left out, only the fewest nodes count." in part.notes
+    assert {job.n_gpus: (job.epoch, job.n_nodes) for job in job_times(analysis.read(path))} == {
+        1: (720, 1),
+        8: (100, 1),
+    }
+    (fit,) = analysis.fit_scaling(analysis.read(path)).groups
+    assert fit.data.values.tolist() == pytest.approx([720, 100])
+
+
+def test_who_does_not_say_counts_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{HEAD}1,1,throughput,10,\n8,1,throughput,70,\n8,,throughput,72,\n8,2,throughput,50,\n")
+    table = analysis.read(path)
+    (fit,) = analysis.fit_scaling(table).groups
+    assert (fit.data.replicates.tolist(), fit.data.nodes.tolist()) == ([1, 2], [1, 1])
+    (part,) = assemble(read_inputs([path])).parts
+    assert part.group.points[1].throughput is not None and part.group.points[1].throughput.median == 71
+    assert {way.n_gpus: way.seconds for way in analysis.recommend(table).ways}[8] == pytest.approx(1e6 / 71)
+
+
+def test_runs_on_more_nodes_are_left_out_too(add_cell: AddCell) -> None:
+    add_cell(1)
+    add_cell(4, [400.0] * 3)
+    study = add_cell(4, [100.0] * 3, cell={"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}})
+    read = read_inputs([study])
+    assert [job.epoch for job in job_times(read.table, read.runs)] == pytest.approx([10.25, 2.75])
+    (part,) = assemble(read).parts
+    assert any("4 CPU ranks were measured on 2 nodes too" in note for note in part.notes)
