@@ -227,6 +227,9 @@ def _same_on_other_gpus(table: pd.DataFrame) -> Iterator[Finding]:
 
 def _disturbed_replicates(table: pd.DataFrame) -> Iterator[Finding]:
     keys = [*GROUP, "n_gpus", "n_nodes", "global_batch", "metric"]
+    # A longer run is no disturbed one.
+    table = table.assign(length=table["epochs"].where(table["metric"] == "total_time"))
+    keys.append("length")
     speeds = table[table["metric"].isin(SPEEDS) & (table["value"] > 0)]
     for key, rows in speeds.groupby(keys, dropna=False, sort=False):
         if len(rows) < 3:

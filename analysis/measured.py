@@ -154,15 +154,22 @@ def _groups(speeds: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], str, pd.Dat
             yield tuple(key), "unknown" if text is None else "batch per rank", own
 
 
+def to_one_length(epochs: Floats) -> Floats:
+    """What total times of runs of so many epochs are multiplied by before they are compared: to those of the median length.
+
+    Ones where all are of one length, or where one is not known. The finding `epochs_differ` says so.
+    """
+    if not len(epochs) or not np.isfinite(epochs).all():
+        return np.ones_like(epochs)
+    return np.asarray(np.median(epochs) / epochs)
+
+
 def _measured(key: tuple[Any, ...], metric: str, held: str, rows: pd.DataFrame) -> Measured:
     n = rows["n_gpus"].to_numpy(dtype=float)
     nodes = rows["n_nodes"].to_numpy(dtype=float, na_value=np.nan)
     values = rows["value"].to_numpy(dtype=float)
     if metric == "total_time":
-        epochs = rows["epochs"].to_numpy(dtype=float, na_value=np.nan)
-        if np.isfinite(epochs).all() and len(np.unique(epochs)) > 1:
-            # Runs of different lengths are compared by the epoch; the finding `epochs_differ` says so.
-            values = values / epochs * np.median(epochs)
+        values = values * to_one_length(rows["epochs"].to_numpy(dtype=float, na_value=np.nan))
     sizes = np.unique(n)
     kept = [n == size for size in sizes]
     within = [np.log(values[rows_of]) for rows_of in kept]

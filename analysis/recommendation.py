@@ -170,7 +170,7 @@ def _within(
     if basis not in _WHOLE:
         return None, [
             f"What keeps {said} cannot be said: how many epochs are needed is not known, and the times are those "
-            f"{_WHAT[basis]}. Record epochs and accuracies, or the total time of a run with its epochs."
+            f"{_WHAT[basis]}. Record epochs and accuracies, or total times of as many epochs each."
         ]
     surely = [way for way in judged if all(way.worth(by)[2] <= limit for by, limit in limits)]
     maybe = [way for way in judged if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]

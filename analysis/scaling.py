@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis import words
 from analysis.complete import completed
-from analysis.measured import held_batches, on_fewest_nodes, series_key
+from analysis.measured import held_batches, on_fewest_nodes, series_key, to_one_length
 from analysis.schema import GROUP
 
 #: What speedup is computed from: the first of these that all rank counts of a group have.
@@ -53,7 +54,8 @@ class Point:
 class Baseline:
     """What speedup and efficiency are relative to: `value` of `metric` at `n_gpus` ranks.
 
-    `absolute` is False where that is more than one rank: losses up to there are then invisible.
+    `absolute` is False where that is more than one rank: losses up to there are then invisible. `one_length` is True where total
+    times of runs of different numbers of epochs were made those of the median length first, `value` too.
     """
 
     n_gpus: int
@@ -61,6 +63,7 @@ class Baseline:
     value: float
     absolute: bool
     text: str
+    one_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def scaling(table: pd.DataFrame) -> list[Group]:
         speedup(n)    = X(n) / X(b), or T(b) / T(n) where throughput was not measured
         efficiency(n) = speedup(n) * b / n
 
-    the strong-scaling definitions (for instance Grama et al., Introduction to Parallel Computing, section 5.2).
+    the strong-scaling definitions (for instance Grama et al., Introduction to Parallel Computing, section 5.2). Total times of
+    runs of different lengths are compared by the epoch.
     Their `low` and `high` are those of the replicates at n against the median at b. Ranks that were timed on several numbers
     of nodes count on the fewest.
 
@@ -129,17 +133,24 @@ def _group(
     by_ranks: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
         by_ranks.setdefault(int(record["n_gpus"]), {}).setdefault(str(record["metric"]), []).append(record)
-    baseline = _baseline(by_ranks, fields["device"])
+    totals = [record for record in records if record["metric"] == "total_time"]
+    factors = to_one_length(np.array([record["epochs"] or np.nan for record in totals], dtype=float))
+    compared = {id(record): float(factor) for record, factor in zip(totals, factors, strict=True)}
+    baseline = _baseline(by_ranks, fields["device"], compared)
     return Group(
         **fields,
         sources=tuple(dict.fromkeys(str(record["source"]) for record in records)),
-        points=tuple(_point(ranks, by_ranks[ranks], baseline, others.get(ranks, set())) for ranks in sorted(by_ranks)),
+        points=tuple(
+            _point(ranks, by_ranks[ranks], baseline, compared, others.get(ranks, set())) for ranks in sorted(by_ranks)
+        ),
         baseline=baseline,
         global_batch=global_batch,
     )
 
 
-def _baseline(by_ranks: Mapping[int, Mapping[str, Any]], device: str | None) -> Baseline | None:
+def _baseline(
+    by_ranks: Mapping[int, Mapping[str, Any]], device: str | None, compared: Mapping[int, float]
+) -> Baseline | None:
     def having(metric: str) -> list[int]:
         return sorted(ranks for ranks, metrics in by_ranks.items() if metric in metrics)
 
@@ -150,18 +161,26 @@ def _baseline(by_ranks: Mapping[int, Mapping[str, Any]], device: str | None) -> 
     ranks = having(metric)[0]
     absolute = ranks == 1
     text = f"against {words.ranks(ranks, device)}" + ("" if absolute else "; relative, not absolute")
-    return Baseline(ranks, metric, _spread(_values(by_ranks[ranks][metric])).median, absolute, text)
+    value = _spread(_values(by_ranks[ranks][metric], compared)).median
+    lengths = {
+        factor for records in by_ranks.values() for own in records.get(metric, ()) if (factor := compared.get(id(own)))
+    }
+    return Baseline(ranks, metric, value, absolute, text, len(lengths) > 1)
 
 
 def _point(
-    ranks: int, metrics: Mapping[str, Sequence[Mapping[str, Any]]], baseline: Baseline | None, others: set[int]
+    ranks: int,
+    metrics: Mapping[str, Sequence[Mapping[str, Any]]],
+    baseline: Baseline | None,
+    compared: Mapping[int, float],
+    others: set[int],
 ) -> Point:
     spreads = {name: _spread(_values(records)) for name, records in metrics.items()}
     timed = [record for name in ("throughput", "epoch_time") for record in metrics.get(name, ())]
     every = [record for records in metrics.values() for record in records]
     speedup = None
     if baseline is not None and baseline.metric in metrics:
-        values = _values(metrics[baseline.metric])
+        values = _values(metrics[baseline.metric], compared)
         rising = baseline.metric == "throughput"
         speedup = _spread([value / baseline.value if rising else baseline.value / value for value in values])
     return Point(
@@ -180,8 +199,9 @@ def _point(
     )
 
 
-def _values(records: Iterable[Mapping[str, Any]]) -> list[float]:
-    return [float(record["value"]) for record in records]
+def _values(records: Iterable[Mapping[str, Any]], compared: Mapping[int, float] | None = None) -> list[float]:
+    """Values of records, times the factor that `compared` has for their identity."""
+    return [float(record["value"]) * (compared or {}).get(id(record), 1.0) for record in records]
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -60,8 +60,8 @@ def ways(
     """Every measured configuration of one workload, named by what tells it from the others.
 
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
-    table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts, or one epoch,
-    or million samples: the first that all configurations have.
+    table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
+    length), or one epoch, or million samples: the first that all configurations have.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
@@ -93,7 +93,7 @@ def _every(
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     if any(epochs is not None and len(epochs) for epochs in epochs_of):
         basis = "target" if curves else "stable"
-    elif jobs and all(job.trained for job in jobs):
+    elif jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1:
         basis = "whole run"
     elif jobs:
         basis = "epoch"

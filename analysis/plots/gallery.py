@@ -9,6 +9,7 @@ import pandas as pd
 from analysis import words
 from analysis.assemble import Part, Report, details
 from analysis.fitting import GroupFit, fit_scaling
+from analysis.measured import to_one_length
 from analysis.notes import runs_of
 from analysis.plots.costs import epochs_plot, pareto_plot
 from analysis.plots.scaling import Series, efficiency_plot, karp_flatt_plot, speed_plot, time_plot
@@ -61,8 +62,12 @@ def _series(report: Report, parts: Sequence[Part]) -> list[Series]:
 
 
 def replicates(table: pd.DataFrame, fit: GroupFit) -> pd.DataFrame:
-    """Every measurement behind a fit: columns n_gpus and value."""
-    return table.loc[list(fit.data.rows), ["n_gpus", "value"]].astype(float)
+    """Every measurement behind a fit, as it was fitted: columns n_gpus and value."""
+    rows = table.loc[list(fit.data.rows)]
+    found = rows[["n_gpus", "value"]].astype(float)
+    if fit.data.metric == "total_time":
+        found["value"] *= to_one_length(rows["epochs"].to_numpy(dtype=float, na_value=float("nan")))
+    return found
 
 
 def label(part: Part, parts: Sequence[Part]) -> str:

@@ -90,7 +90,7 @@ def check_schema(text: str) -> dict[str, Any]:
             "title", "machine", "workload", "gpu_type", "device", "per_gpu_batch", "lr_rule", "precision", "sources",
             "points", "baseline", "global_batch", "notes", "fit", "predictions",
         }  # fmt: skip
-        assert set(group["baseline"]) == {"n_gpus", "metric", "value", "absolute", "text"}
+        assert set(group["baseline"]) == {"n_gpus", "metric", "value", "absolute", "text", "one_length"}
         assert all(isinstance(note, str) for note in group["notes"])
         for point in group["points"]:
             spreads = {"epoch_time", "throughput", "total_time", "val_acc", "speedup", "efficiency"}
