@@ -136,11 +136,12 @@ def _fractions(epochs: Sequence[Epoch]) -> list[Epoch]:
 
 
 def _ranks_in(path: Path) -> int:
-    """The number of ranks that a path names, 0 where it does not."""
-    found = (
-        _RANKS.search("/".join(path.parts[-3:]).replace(path.suffix, "")) if path.suffix else _RANKS.search(path.name)
-    )
-    return int(next(group for group in found.groups() if group)) if found else 0
+    """The number of ranks that the last three parts of a path name, the nearest first; 0 where none does."""
+    for part in reversed(path.parts[-3:]):
+        found = _RANKS.search(part)
+        if found:
+            return int(next(group for group in found.groups() if group))
+    return 0
 
 
 def _run(path: Path, epochs: Sequence[Epoch], part: Part | None = None) -> Run:

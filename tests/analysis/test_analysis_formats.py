@@ -91,6 +91,29 @@ def test_an_export_of_tensorboard_is_a_curve(tmp_path: Path) -> None:
         analysis.read(losses)
 
 
+def write_events(folder: Path, tag: str, points: list[tuple[int, float]]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for step, value in points:
+        entry = Summary.Value(tag=tag, simple_value=value)
+        writer.add_event(Event(wall_time=1000 + 10 * step, step=step, summary=Summary(value=[entry])))
+    writer.close()
+
+
+@pytest.mark.parametrize("below", ["validation", "version_0", "logs/version_0", ".", "lr0.1"])
+def test_folders_above_the_events_name_the_ranks(tmp_path: Path, below: str) -> None:
+    for ranks in (2, 4):
+        folder = tmp_path / "n16-study" / f"run-{ranks}gpu" / below
+        write_events(folder, "val_acc", [(step, step / 10) for step in range(5)])
+    (tmp_path / "t.csv").write_text("n_gpus,metric,value\n1,throughput,5\n")
+    found = read_inputs([tmp_path / "n16-study", tmp_path / "t.csv"])
+    assert sorted(run.n_gpus for run in found.runs) == [2, 4]
+    assert set(found.table["n_gpus"]) == {1, 2, 4}
+
+
 def test_tensorboard_events_are_read_where_it_is_installed(tmp_path: Path) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
