@@ -47,6 +47,16 @@ def _of_group(fit: GroupFit, recorded: bool) -> Iterator[Finding]:
     fields = dict(zip(GROUP, data.key, strict=True))
     about = describe(fields)
     rows = data.rows
+    if fit.status == "refused" and data.metric == "steps_per_s" and data.held == "unknown":
+        yield Finding(
+            "insufficient_data",
+            f"{fit.reason}; nothing is predicted from this group",
+            rows,
+            about,
+            likely="the batch was divided over the ranks",
+            next="give the batch, in a column per_gpu_batch or global_batch",
+        )
+        return
     if fit.status == "refused":
         yield Finding(
             "implausible",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from analysis.durations import parse_duration, time_unit
 from analysis.headers import PER_RANK_UNIT, Header
-from analysis.schema import COLUMNS, COUNTS, DEVICES, METRICS, REQUIRED, WORDS, Metric
+from analysis.schema import COLUMNS, COUNTS, DEVICES, GROUP, METRICS, REQUIRED, WORDS, Metric
 from hvdtrain.errors import UserError, nearest
 
 Row = dict[str, str | int | float | None]
@@ -21,8 +21,8 @@ def read_csv(path: Path, ranks_needed: bool = True) -> list[Row]:
 
     The first line names the columns, in any order; `n_gpus`, `metric` and `value` must be there, the rest may be
     absent or empty. An absent `source` is the file's name; an absent `device` is "gpu" where a GPU type is given; an
-    absent batch, per rank or global, follows from the other and the number of ranks. Without `ranks_needed` a published
-    table may leave their number open.
+    absent batch, per rank or global, follows from the other and the number of ranks; steps/s of a known batch become samples/s.
+    Without `ranks_needed` a published table may leave their number open.
 
     Returns:
         One dictionary per row with every column of `COLUMNS`: times in s, accuracies as fractions of one.
@@ -53,9 +53,25 @@ def read_csv(path: Path, ranks_needed: bool = True) -> list[Row]:
             rows.extend(_row(given, where, path.name, ranks_needed) for given in header.rows(fields))
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    _as_samples(rows)
     if not rows:
         raise UserError(f"{path} holds no measurements; its first line names columns, of {', '.join(COLUMNS)}")
     return rows
+
+
+def _as_samples(rows: list[Row]) -> None:
+    """Steps/s of a known batch become samples/s: steps of different batches are different work.
+
+    Where samples/s of the same configuration are there too, these count and the steps stay what they are.
+    """
+    keys = [*GROUP, "n_gpus", "n_nodes", "global_batch", "replicate"]
+    sampled = {tuple(row[name] for name in keys) for row in rows if row["metric"] == "throughput"}
+    for row in rows:
+        value, batch = row["value"], row["global_batch"]
+        if row["metric"] != "steps_per_s" or not isinstance(batch, int) or tuple(row[name] for name in keys) in sampled:
+            continue
+        assert isinstance(value, float)
+        row.update(metric="throughput", value=value * batch, unit=METRICS["throughput"].unit)
 
 
 def _row(given: Mapping[str, str], where: str, source: str, ranks_needed: bool) -> Row:

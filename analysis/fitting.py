@@ -180,6 +180,8 @@ def fit_group(data: Measured) -> GroupFit:
     place = _slow_one(data.n, cost) if refusal else None
     if (refusal and place is None) or sizes == 1:
         status = "refused" if refusal else "insufficient_data"
+        if refusal and data.metric == "steps_per_s" and data.held == "unknown":
+            refusal = "steps/s rise with the ranks, and without a batch nobody knows how many samples a step is"
         return GroupFit(data, status, refusal or "one size only", None, {}, serial, None)
     keep = np.ones(sizes, dtype=bool)
     if place is None:

@@ -27,6 +27,8 @@ def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) ->
             f"{fastest.name} and {rivals[0].name} cannot be told apart."
         )
     every = fit_scaling(table).groups
+    if not every:
+        return "Record samples/s or the time of an epoch too: times to a target alone do not say how speed grows with the ranks."
     fits = [fit for fit in every if fit.posterior is not None]
     of_fastest = [fit for fit in every if fastest is not None and fit.data.holds(fastest.fields, fastest.global_batch)]
     apart = differing([fit.fields for fit in every])

@@ -24,7 +24,9 @@ def runs_of(group: Group, runs: Sequence[Run]) -> list[Run]:
 def baseline_note(group: Group) -> str:
     """What speedup and efficiency mean in this table."""
     if group.baseline is None:
-        return "Speedup and efficiency: not computed, no throughput and no time was recorded."
+        return (
+            "Speedup and efficiency: not computed, no throughput, no time of an epoch and no total time was recorded."
+        )
     lengths = " Runs of different numbers of epochs are compared by the epoch." if group.baseline.one_length else ""
     return f"Speedup and efficiency {group.baseline.text}. Computed from {_BASIS[group.baseline.metric]}.{lengths}"
 

@@ -134,6 +134,7 @@ def ways(answer: Recommendation) -> Sheet:
         "stable": "Time to stable accuracy" + _reaching(answer, goal),
         "whole run": "Time of a whole run",
         "epoch": "Time of one epoch",
+        "recorded target": "Time to the target that was recorded",
     }.get(answer.basis, "Time of a million samples")
     hours = answer.ways[0].hours_unit if answer.ways else "GPU-hours"
     columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "energy (kWh)", "accuracy", ""]

@@ -22,8 +22,9 @@ _WHAT = {
     "whole run": "for its whole run",
     "epoch": "for one epoch",
     "million samples": "for a million samples",
+    "recorded target": "to the target that was recorded",
 }
-_WHOLE = ("target", "stable", "whole run")
+_WHOLE = ("target", "stable", "whole run", "recorded target")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def ways(
 
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
-    length), or one epoch, or million samples: the first that all configurations have.
+    length), or one epoch, or million samples: the first that all configurations have. A recorded time_to_target goes before these
+    three where all configurations have it.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
@@ -91,14 +92,26 @@ def _every(
     near = table[on_fewest_nodes(table)]
     energies = _by_configuration(near[near["metric"] == "energy"])
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
-    if any(epochs is not None and len(epochs) for epochs in epochs_of):
+    counts_epochs = any(epochs is not None and len(epochs) for epochs in epochs_of)
+    recorded = _by_configuration(near[near["metric"] == "time_to_target"])
+    timed = {_key(job) for job in jobs} or set(_by_configuration(near[near["metric"] == "throughput"]))
+    if recorded and not counts_epochs and timed <= set(recorded):
+        return [
+            _plain(key, values, float(np.median(values)), "recorded target", accuracies, rates, target, lost)
+            for key, values in recorded.items()
+        ]
+    if counts_epochs:
         basis = "target" if curves else "stable"
     elif jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1:
         basis = "whole run"
     elif jobs:
         basis = "epoch"
     else:
-        return _by_throughput(near, accuracies, rates, target, lost)
+        rows = _by_configuration(near[near["metric"] == "throughput"])
+        return [
+            _plain(key, values, 1e6 / float(np.median(values)), "million samples", accuracies, rates, target, lost)
+            for key, values in rows.items()
+        ]
     found = []
     for job, counts in zip(jobs, epochs_of, strict=True):
         ended = accuracies.get(_key(job))
@@ -146,25 +159,20 @@ def _way(
     )
 
 
-def _by_throughput(
-    table: pd.DataFrame,
-    accuracies: Mapping[Any, np.ndarray[Any, Any]],
-    rates: Mapping[str, float],
-    target: float | None,
-    lost: Set[Any],
-) -> list[Way]:
-    found = []
-    for key, values in _by_configuration(table[table["metric"] == "throughput"]).items():
-        fields = dict(zip(GROUP, key[:-1], strict=True))
-        ended = accuracies.get(key)
-        accuracy = None if ended is None else float(np.median(ended))
-        reached = key not in lost and _reached(accuracy, target, None, False)
-        deviation, seconds = deviation_of_mean(values, PRIOR.expected), 1e6 / float(np.median(values))
-        found.append(Way(
-            fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-Z * deviation)),
-            seconds * float(np.exp(Z * deviation)), accuracy, reached, "million samples", len(values), _price(fields, rates),
-        ))  # fmt: skip
-    return found
+def _plain(
+    key: tuple[Any, ...], values: np.ndarray[Any, Any], seconds: float, basis: str, accuracies: Mapping[Any, np.ndarray[Any, Any]],
+    rates: Mapping[str, float], target: float | None, lost: Set[Any],
+) -> Way:  # fmt: skip
+    """A way of which nothing but its seconds is known, from replicates of `values`."""
+    fields = dict(zip(GROUP, key[:-1], strict=True))
+    ended = accuracies.get(key)
+    accuracy = None if ended is None else float(np.median(ended))
+    reached = key not in lost and _reached(accuracy, target, None, False)
+    deviation = deviation_of_mean(values, PRIOR.expected)
+    return Way(
+        fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-Z * deviation)),
+        seconds * float(np.exp(Z * deviation)), accuracy, reached, basis, len(values), _price(fields, rates),
+    )  # fmt: skip
 
 
 def _reached(accuracy: float | None, target: float | None, counts: Any, from_curve: bool) -> bool | None:

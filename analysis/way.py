@@ -21,7 +21,8 @@ class Way:
         epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
         energy: J, scaled from what was accounted for the whole run.
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
-        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), or "whole run", "epoch", "million samples".
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (time_to_target, of an
+            accuracy that is not known here), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
         apart: the fields that are not the same in all ways of the workload.
     """

@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 import analysis
+from analysis import plain
+from analysis.assemble import assemble
+from analysis.plots.gallery import gallery
 from analysis.tables import read_inputs
 from hvdtrain.errors import UserError
 
@@ -40,10 +43,34 @@ def test_a_wide_table_with_units_in_its_headings(tmp_path: Path) -> None:
     assert (table["value"] > 0).all(), "what is missing never becomes 0"
 
 
-def test_steps_per_second_keep_their_batch(tmp_path: Path) -> None:
+def test_steps_per_second_of_a_known_batch_are_samples(tmp_path: Path) -> None:
     table = analysis.read(write(tmp_path, "steps.csv", "workload,ranks,batch,steps/s\nnet,1,64,5.0\nnet,2,64,4.8\n"))
-    assert values(table, "steps_per_s") == {1: 5.0, 2: 4.8}
+    assert values(table, "throughput") == pytest.approx({1: 320, 2: 614.4})
+    assert set(table["unit"]) == {"samples/s"}
     assert table["global_batch"].tolist() == [64, 128]
+    both = analysis.read(write(tmp_path, "both.csv", "ranks,batch,steps/s,images/s\n1,64,5.0,319\n"))
+    assert both["metric"].tolist() == ["steps_per_s", "throughput"], "no replicate of what was measured once"
+
+
+def test_steps_per_second_without_a_batch_ask_for_it(tmp_path: Path) -> None:
+    found = analysis.diagnose(analysis.read(write(tmp_path, "steps.csv", "GPUs,steps/s\n1,10\n2,19\n4,36\n")))
+    assert [finding.code for finding in found] == ["insufficient_data"]
+    assert "without a batch nobody knows how many samples a step is" in found[0].message
+    assert "per_gpu_batch or global_batch" in found[0].next
+
+
+def test_a_recorded_time_to_target_ranks_the_ways(tmp_path: Path) -> None:
+    table = analysis.read(write(tmp_path, "t.csv", "GPUs,time to target [min],images/s\n1,50,100\n2,26,190\n"))
+    best = analysis.recommend(table, deadline=1800)
+    assert best.fastest is not None and (best.fastest.n_gpus, best.fastest.seconds) == (2, 26 * 60)
+    assert best.sentences[0].startswith("Fastest to the target that was recorded: 2 ranks, 26 min 00 s")
+    assert best.best is not None and best.best.n_gpus == 2
+    report = assemble(read_inputs([tmp_path / "t.csv"]))
+    assert "pareto" in {plot.name for plot in gallery(report, None)}
+    assert plain.ways(report.insights.answers[0]).heading == "Time to the target that was recorded"
+    alone = analysis.read(write(tmp_path, "t.csv", "GPUs,time to target [min]\n1,50\n2,26\n"))
+    assert [way.seconds for way in analysis.recommend(alone).ways] == [1560, 3000]
+    assert analysis.recommend(alone).next_run.startswith("Record samples/s or the time of an epoch too")
 
 
 def test_replicates_are_kept(tmp_path: Path) -> None:
