@@ -11,6 +11,7 @@ from analysis.finding import Finding, describe
 from analysis.phases import bound, by_size, phases_by_size
 from analysis.runs import Run
 from analysis.schema import GROUP
+from analysis.settled import BATCH, unsettled
 from analysis.stability import Stability, epochs_to_stability
 
 
@@ -41,6 +42,29 @@ def run_checks(runs: Sequence[Run], held: Mapping[tuple[Any, ...], int] | None =
         device, about = own[0].device, describe(fields)
         yield from _waiting(own, device, about)
         yield from _unsettled(own, device, about)
+    yield from _lower_bounds(runs)
+
+
+def _lower_bounds(runs: Sequence[Run]) -> Iterator[Finding]:
+    """Global batches whose counts of epochs are left out, where some of their runs settled and most did not."""
+    for own, open_ended in unsettled(runs, BATCH):
+        one = own[0]
+        if len(open_ended) == len(own) or one.global_batch is None:
+            continue
+        yield Finding(
+            "horizon",
+            f"global batch {one.global_batch}: {len(open_ended)} of {len(own)} runs had not settled when they ended, so what the "
+            "others count is a lower bound and left out of how epochs grow with the batch",
+            (),
+            one.workload or "",
+            likely="the runs ended before their accuracy settled",
+            next="train these longer: the ones that settled are the quick ones",
+            numbers={
+                "global_batch": float(one.global_batch),
+                "runs": float(len(own)),
+                "unsettled": float(len(open_ended)),
+            },
+        )
 
 
 def _waiting(runs: Sequence[Run], device: str | None, about: str) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from analysis.complete import completed
 from analysis.finding import CODES, Finding
 from analysis.measured import held_batches
 from analysis.runs import Run
+from analysis.settled import BATCH, settled
 
 __all__ = ["CODES", "Finding", "diagnose"]
 
@@ -34,5 +35,9 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     """
     table = completed(table, ("n_gpus", "metric", "value"))
     sources = {run.source for run in runs}
-    found = [*speed_checks(table, sources), *table_checks(table, sources), *run_checks(runs, held_batches(table))]
+    found = [
+        *speed_checks(table, sources),
+        *table_checks(settled(table, runs, BATCH), sources),
+        *run_checks(runs, held_batches(table)),
+    ]
     return sorted(found, key=lambda finding: CODES.index(finding.code))

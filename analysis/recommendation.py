@@ -11,6 +11,7 @@ from analysis.complete import completed
 from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
+from analysis.settled import BATCH, settled
 from analysis.target import check_prices, check_target, common_target, ways
 from analysis.way import Way, priced_as
 from hvdtrain.errors import UserError
@@ -132,7 +133,7 @@ def _one(
     cheapest, cheap_rivals = _first(judged, "cost")
     basis = every[0].basis
     best, limit = _within(timed, judged, money, deadline, budget, basis)
-    ahead = forecasts(rows, timed)
+    ahead = forecasts(settled(rows, runs, BATCH), timed)
     run = next_run(rows, fastest, fast_rivals)
     sentences = [
         *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),

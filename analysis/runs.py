@@ -158,7 +158,7 @@ def rows(run: Run) -> list[Row]:
         "epoch_time": steady_median(run.epochs, "seconds") or None,
         "total_time": sum(epoch.seconds or 0.0 for epoch in run.epochs) or None if run.timed else None,
         "val_acc": final if final is not None and math.isfinite(final) else None,
-        "epochs_to_stability": _stable_from(run.epochs),
+        "epochs_to_stability": stable_from(run.epochs),
         "noise_scale": float(statistics.median(scales)) if scales else None,
         "energy": run.energy,
     }
@@ -184,7 +184,8 @@ def rows(run: Run) -> list[Row]:
     return table
 
 
-def _stable_from(epochs: Sequence[Epoch]) -> float | None:
+def stable_from(epochs: Sequence[Epoch]) -> float | None:
+    """The epoch from which the validation accuracy is stable; None where it is not, or too few epochs recorded it."""
     curve = [epoch.val_acc for epoch in epochs if epoch.val_acc is not None]
     if len(curve) < SHORTEST or len(curve) < len(epochs) / 2:
         return None

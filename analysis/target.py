@@ -16,6 +16,7 @@ from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
 from analysis.runs import Run
 from analysis.schema import GROUP
+from analysis.settled import CONFIGURATION, settled
 from analysis.smoothing import smooth
 from analysis.stability import ends_in_nothing
 from analysis.way import Way, Z, differing, priced_as
@@ -79,8 +80,9 @@ def _every(
     rates = check_prices(prices)
     jobs = job_times(table, runs)
     accuracies = _accuracies(table)
+    stable = settled(table, runs, CONFIGURATION)
     counted = next(
-        (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(table[table["metric"] == metric]))), {}
+        (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(stable[stable["metric"] == metric]))), {}
     )
     curves = _first_epochs(runs, target) if target is not None else {}
     if not all(_key(job) in curves for job in jobs):

@@ -1,0 +1,36 @@
+"""Counts of epochs to stability that stand for their runs: not where most of the runs had not settled when they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs import Run, stable_from
+from analysis.schema import GROUP
+from analysis.stability import SHORTEST
+
+#: What the runs behind one count share: those of a global batch for how epochs grow, those of a configuration for its time.
+BATCH, CONFIGURATION = ("workload", "lr_rule", "global_batch"), (*GROUP, "n_gpus")
+
+
+def unsettled(runs: Sequence[Run], by: Sequence[str]) -> list[tuple[list[Run], list[Run]]]:
+    """Runs that agree in the attributes `by`, with those of them that have not settled, where these are more than half.
+
+    The runs that did settle are then the quick ones: what they count is a lower bound. Runs without a curve do not take part.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.measured and sum(epoch.val_acc is not None for epoch in run.epochs) >= SHORTEST:
+            groups.setdefault(tuple(getattr(run, name) for name in by), []).append(run)
+    found = [(own, [run for run in own if stable_from(run.epochs) is None]) for own in groups.values()]
+    return [(own, open_ended) for own, open_ended in found if 2 * len(open_ended) > len(own)]
+
+
+def settled(table: pd.DataFrame, runs: Sequence[Run], by: Sequence[str]) -> pd.DataFrame:
+    """`table` without the epochs to stability of groups most of whose runs have not settled."""
+    sources = [run.source for own, _ in unsettled(runs, by) for run in own]
+    if not sources:
+        return table
+    return table[~((table["metric"] == "epochs_to_stability") & table["source"].isin(sources))]
