@@ -28,6 +28,8 @@ FIELDS = {
 }  # fmt: skip
 NAMES = {alias: field for field, aliases in FIELDS.items() for alias in aliases}
 _WALL = ("walls", "walltime", "wallclock", "time")
+#: A clock falls when a run is started again; what falls this often, and in a quarter of the epochs, are durations.
+_FALLS = 2
 _STEP = ("step", "globalstep", "iteration", "iter", "batch")
 #: Columns of the tidy table that tell runs of one file apart, and the least that each can be.
 _TELLING = {"n_gpus": 1, "replicate": 0}
@@ -186,7 +188,7 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
     """The epochs of one run, in order, counted from 1.
 
     A wall time counts from the start of the run, unless it begins with more than all later epochs take together: then it is
-    a clock's, and how long the first epoch took is not known.
+    a clock's, and how long the first epoch took is not known. What falls again and again are durations of the epochs.
 
     Raises:
         UserError: two lines contradict each other, so that the file seems to hold several runs.
@@ -208,6 +210,10 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
 
 def _seconds(walls: Mapping[int, float], ordered: Sequence[int]) -> dict[int, float]:
     """Seconds of the epochs that wall times tell."""
+    in_order = [walls[place] for place in sorted(walls)]
+    falls = sum(later < earlier for earlier, later in pairwise(in_order))
+    if falls >= _FALLS and falls * 4 >= len(in_order) - 1 and min(in_order) > 0:
+        return dict(walls)
     found = {
         later: walls[later] - walls[earlier]
         for earlier, later in pairwise(sorted(walls))

@@ -54,6 +54,14 @@ def test_a_clock_does_not_say_how_long_the_first_epoch_took(tmp_path: Path, star
     assert "total_time" not in metrics(path)
 
 
+def test_times_that_fall_again_and_again_are_durations(tmp_path: Path) -> None:
+    (run,) = read_inputs([walls(tmp_path, [12.1, 10.0, 10.3, 9.9, 10.2])]).runs
+    assert [epoch.seconds for epoch in run.epochs] == [12.1, 10.0, 10.3, 9.9, 10.2]
+    again = [*range(10, 110, 10), *range(10, 60, 10), *range(10, 60, 10)]
+    (run,) = read_inputs([walls(tmp_path, [float(one) for one in again])]).runs
+    assert [epoch.seconds for epoch in run.epochs].count(10.0) >= 17, "a clock that began anew twice"
+
+
 def test_a_gap_of_epochs_is_not_one_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log_n2.csv"
     path.write_text(text_of("epoch,val_acc,time", [(1, 0.1, 10), (2, 0.2, 20), (5, 0.3, 50), (6, 0.4, 60)]))
