@@ -110,18 +110,36 @@ def _exported(points: Sequence[tuple[int, float | None, float | None]], path: Pa
         raise UserError(
             f"{path}: values from {min(values):g} to {max(values):g} are no accuracies (0 to 1, or percent)"
         )
-    steps = [step for step, _, _ in points]
+    took, latest = _took(points)
+    steps = list(latest)
     first = 1 if steps and min(steps) == 0 else 0
     # Steps that are optimizer steps (500, 1000, ...) are numbered as the epochs they ended.
     apart = sorted(set(steps))
     by_epoch = len(apart) < 2 or apart[1] - apart[0] == 1
-    epochs = []
-    before: float | None = None
-    for place, (step, value, wall) in enumerate(sorted(points, key=lambda point: point[0])):
-        seconds: float | None = None if wall is None or before is None or wall <= before else wall - before
-        before = wall
-        epochs.append(Epoch(step + first if by_epoch else place + 1, val_acc=value, seconds=seconds))
+    epochs = [
+        Epoch(step + first if by_epoch else place + 1, val_acc=latest[step], seconds=took.get(step))
+        for place, step in enumerate(apart)
+    ]
     return _fractions(epochs) if _in_percent(epochs) else epochs
+
+
+def _took(
+    points: Sequence[tuple[int, float | None, float | None]],
+) -> tuple[dict[int, float | None], dict[int, float | None]]:
+    """Seconds since the step before, and the value, by step: the last point of each counts, because a restart repeats steps.
+
+    The first point after a step back comes after the wait for the restart: how long its epoch took is not known.
+    """
+    took: dict[int, float | None] = {}
+    latest: dict[int, float | None] = {}
+    repeated = len({step for step, _, _ in points}) < len(points)
+    before: tuple[int, float | None] | None = None
+    for step, value, wall in points if repeated else sorted(points, key=lambda point: point[0]):
+        since = None if before is None or before[0] >= step else before[1]
+        took[step] = None if wall is None or since is None or wall <= since else wall - since
+        latest[step] = value
+        before = step, wall
+    return took, latest
 
 
 def _in_percent(epochs: Sequence[Epoch]) -> bool:

@@ -118,6 +118,16 @@ def test_an_export_of_tensorboard_is_a_curve(tmp_path: Path) -> None:
         analysis.read(losses)
 
 
+def test_a_step_that_a_restart_repeats_counts_as_it_was_last(tmp_path: Path) -> None:
+    points = [(1000 + 10 * step, step, step / 10) for step in range(5)]
+    points += [(2000 + 10 * step, step, step / 10 + 0.01) for step in range(3, 8)]
+    text = "Wall time,Step,Value\n" + "".join(f"{wall},{step},{value}\n" for wall, step, value in points)
+    (run,) = read_inputs([write(tmp_path, "val_acc_n2.csv", text)]).runs
+    assert [epoch.epoch for epoch in run.epochs] == list(range(1, 9))
+    assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0, 0.1, 0.2, 0.31, 0.41, 0.51, 0.61, 0.71])
+    assert [epoch.seconds for epoch in run.epochs] == [None, 10, 10, None, 10, 10, 10, 10]
+
+
 def write_events(folder: Path, tag: str, points: list[tuple[int, float]]) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
