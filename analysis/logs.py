@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, number, parts, whole
 from analysis.runs import Run
@@ -75,26 +76,35 @@ def read_curves(path: Path) -> list[Run]:
 def read_events(path: Path) -> list[Run]:
     """One run per folder of TensorBoard event files below `path`; needs the package `tensorboard`.
 
-    Scalars are matched by name (`val_acc`, `epoch_accuracy` under a folder `validation`, ...); a step is an epoch.
+    Scalars are matched by name (`val_acc`, `epoch_accuracy` under a folder `validation`, ...), also those that Keras and
+    TensorFlow 2 write as tensors; a step is an epoch.
 
     Raises:
         UserError: the package is missing, or no scalar is an accuracy.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
     except ImportError:
         raise UserError(f"{path} is a TensorBoard log: reading it needs `pip install tensorboard`; "
                         "or export the scalar as CSV and give that") from None  # fmt: skip
     files = sorted(path.glob("**/events.out.tfevents.*")) if path.is_dir() else [path]
     runs = []
     for folder in dict.fromkeys(file.parent for file in files):
-        events = EventAccumulator(str(folder if path.is_dir() else path), size_guidance={"scalars": 0})
+        events = EventAccumulator(str(folder if path.is_dir() else path), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
-        for tag in events.Tags()["scalars"]:
+        tensors = [tag for tag in events.Tags()["tensors"] if _is_scalar(events, tag)]
+        for tag in (*events.Tags()["scalars"], *tensors):
             short = bare(tag.split("/")[-1])
             validation = "val" in folder.name.lower() and short in ("epochaccuracy", "accuracy", "acc")
             if validation or NAMES.get(short) == "val_acc" or NAMES.get(bare(tag)) == "val_acc":
-                points = [(event.step, float(event.value), event.wall_time) for event in events.Scalars(tag)]
+                if tag in tensors:
+                    points = [
+                        (event.step, float(make_ndarray(event.tensor_proto).item()), event.wall_time)
+                        for event in events.Tensors(tag)
+                    ]
+                else:
+                    points = [(event.step, float(event.value), event.wall_time) for event in events.Scalars(tag)]
                 runs.append(_run(folder, _exported(points, folder)))
                 break
     if not runs:
@@ -102,6 +112,11 @@ def read_events(path: Path) -> list[Run]:
             f"{path}: no scalar is a validation accuracy (looked for {', '.join(FIELDS['val_acc'][:4])}, ...)"
         )
     return runs
+
+
+def _is_scalar(events: Any, tag: str) -> bool:
+    """Whether the tensors of a tag are scalars, by the plugin that they are written for."""
+    return str(events.SummaryMetadata(tag).plugin_data.plugin_name) == "scalars"
 
 
 def _exported(points: Sequence[tuple[int, float | None, float | None]], path: Path) -> list[Epoch]:

@@ -167,6 +167,28 @@ def test_tensorboard_events_are_read_where_it_is_installed(tmp_path: Path) -> No
     assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0.5 + step / 100 for step in range(10)])
 
 
+@pytest.mark.parametrize("plugin", ["scalars", "histograms"])
+def test_scalars_that_are_written_as_tensors_are_read_too(tmp_path: Path, plugin: str) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    writer = EventFileWriter(str(tmp_path / "run-2gpu" / "validation"))
+    kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
+    for step in range(20):
+        entry = Summary.Value(tag="epoch_accuracy", tensor=make_tensor_proto(np.float32(step / 40)), metadata=kind)
+        writer.add_event(Event(step=step, wall_time=1000.0 + step, summary=Summary(value=[entry])))
+    writer.close()
+    if plugin != "scalars":
+        with pytest.raises(UserError, match="no scalar is a validation accuracy"):
+            read_inputs([tmp_path / "run-2gpu"])
+        return
+    (run,) = read_inputs([tmp_path / "run-2gpu"]).runs
+    assert (run.n_gpus, len(run.epochs)) == (2, 20)
+    assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([step / 40 for step in range(20)])
+
+
 SACCT = """JobID|JobName|State|Elapsed|AllocTRES|NNodes|ConsumedEnergyRaw
 101|resnet|COMPLETED|01:38:30|billing=8,cpu=16,gres/gpu:t4=2,node=1|1|1200000
 101.batch|batch|COMPLETED|01:38:30|cpu=16|1|
