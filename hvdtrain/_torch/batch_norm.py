@@ -48,7 +48,8 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """What is trained inside leaves no trace in running statistics of this rank's own; `SyncBatchNorm` has those of all."""
     own = [each for each in model.modules() if isinstance(each, _NormBase) and not isinstance(each, SyncBatchNorm)]
-    buffers = [buffer for each in own for buffer in each.buffers(recurse=False)]
+    # Not the count of batches, which is the same on all ranks.
+    buffers = [buffer for each in own for buffer in (each.running_mean, each.running_var) if buffer is not None]
     before = [buffer.clone() for buffer in buffers]
     yield
     with torch.no_grad():
