@@ -79,6 +79,6 @@ def test_training_without_checkpoints_is_not_started_again_for_ever(lab: Lab) ->
     until(lambda: (lab.cell("anew", "n1") / "attempts" / "1" / "result.json").exists(), 150)
     rows = lab.wait("anew", "timeout", seconds=200)
     assert "or let the job save checkpoints, then `hvdtrain resume`" in rows["n1"]["reason"]
-    log = lab.log("anew", "n1")
-    assert (log.count("=== n1: attempt "), log.count("requeued: ")) == (2, 1)
+    # Not "requeued: ", for SLURM may end the script before it has printed that.
+    assert lab.log("anew", "n1").count("=== n1: attempt ") == 2
     assert lab.epochs("anew", "n1") == [(1, 0), (2, 0)]
