@@ -63,11 +63,11 @@ def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[s
     axis = "cost" if all(way.price is not None for way in every) else every[0].hours_unit
     best = front(shown)
     with panel() as (figure, axes):
+        axes.set_xlim(0, 1.2 * max(way.high for way in every) / scale)
         for place, way in enumerate(every):
             _cross(axes, way, scale, kinds.index(way.gpu_type) if way.gpu_type in kinds else 0, above=place % 2 == 0)
         line = [way.seconds / scale for way in best], [way.worth("cost")[1] for way in best]
         axes.plot(*line, color=GREY, lw=0.9, ls=(0, (3, 2)), zorder=0)
-        axes.set_xlim(0, 1.2 * max(way.high for way in every) / scale)
         axes.set_ylim(0, 1.2 * max(way.worth("cost")[2] for way in every))
         axes.set_xlabel(f"{_BASES[every[0].basis]} ({unit})")
         axes.set_ylabel(axis)
@@ -100,7 +100,10 @@ def _cross(axes: Axes, way: Way, scale: float, index: int, above: bool) -> None:
         elinewidth=0.8,
     )
     text = way.name + ("" if way.measured else "?")
-    axes.annotate(text, (value, cost), (6, 5 if above else -12), textcoords="offset points", fontsize=8, color=GREY)
+    # To the side where there is room.
+    across, side = (6, "left") if value < axes.get_xlim()[1] / 2 else (-6, "right")
+    at = across, 5 if above else -12
+    axes.annotate(text, (value, cost), at, textcoords="offset points", ha=side, fontsize=8, color=GREY)
 
 
 def front(ways: Sequence[Way]) -> list[Way]:
