@@ -89,10 +89,10 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if record.run_dir() is not None and world().rank == 0:
             batch = self.loader.batch_size // in_process() if self.loader is not None else None
             record.note(batch_size=batch, precision=_precision(self.model))
-        if record.run_dir() is not None and world().rank == 0 and not self.over:
-            # What stands there from its first epoch on will be trained again: a finished `fit` leaves it, it may be a later one's.
-            first = self.epochs_before + self.done + 1
-            self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
+            if not self.over:
+                # What stands there from its first epoch on will be trained again; a finished `fit` leaves it to a later one.
+                first = self.epochs_before + self.done + 1
+                self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
         self._show_rates(inner)
         self._function = self.model.train_function
         self.model.train_function = self._run_step

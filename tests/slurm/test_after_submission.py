@@ -11,6 +11,7 @@ import time
 import pytest
 
 from hvdtrain import record
+from tests.dying_submit import DIES_WRITING
 from tests.slurm.lab import PLAIN_WORDS, Lab, until
 
 
@@ -73,27 +74,9 @@ def test_what_slurm_refuses_to_start_again_keeps_what_it_had(lab: Lab) -> None:
     assert (lab.cell("plain", "n1-fail-at2-s0") / "attempts" / "1" / "epochs.jsonl").exists()
 
 
-DIES = """
-import os, signal, sys
-from hvdtrain.submit import cli, study
-
-write = study.write_cell
-
-
-def write_and_die(folder, *more):
-    write(folder, *more)
-    if folder.name == "n1-s1":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-study.write_cell = write_and_die
-sys.exit(cli.main())
-"""
-
-
 def test_a_submit_that_was_killed_while_it_wrote_is_given_again(lab: Lab) -> None:
     words = [*PLAIN_WORDS, "--gpus", "1", "--seeds", "3"]
-    killed = lab.run([sys.executable, "-c", DIES, *words])
+    killed = lab.run([sys.executable, "-c", DIES_WRITING, *words])
     assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr
     assert sorted(path.name for path in (lab.room / "runs" / "plain").iterdir()) == [".lock", "n1-s0", "n1-s1"]
     refused = lab("submit", *words, "--partition", "nowhere")

@@ -14,6 +14,7 @@ import pytest
 from submit_helpers import Submit, command, heed_signals, plain_environment
 
 from hvdtrain import record
+from tests.dying_submit import DIES_WRITING
 
 Started = Callable[..., "subprocess.Popen[str]"]
 
@@ -171,24 +172,6 @@ def test_kill_9_in_the_middle(start: Started, submit: Submit, room: Path) -> Non
     assert (study / "n1-sleep0.4-s0" / "result.json").read_bytes() == first
     again = study / "n1-sleep0.4-s1"
     assert [epoch.epoch for epoch in record.read_epochs(again / "epochs.jsonl")] == [1, 2, 3]
-
-
-DIES_WRITING = """
-import os, signal, sys
-from hvdtrain.submit import cli, study
-
-write = study.write_cell
-
-
-def write_and_die(folder, *more):
-    write(folder, *more)
-    if folder.name == "n1-s1":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-study.write_cell = write_and_die
-sys.exit(cli.main())
-"""
 
 
 def test_kill_9_while_cells_are_written(start: Started, submit: Submit, room: Path) -> None:
