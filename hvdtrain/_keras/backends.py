@@ -23,10 +23,12 @@ class Agreed:
     Attributes:
         stop: some rank was asked to stop before the step.
         diverged: some rank's loss was no longer a number.
+        end: some rank's training was to end before the step.
     """
 
     stop: bool
     diverged: bool
+    end: bool
 
 
 class Wire(Protocol):
@@ -34,8 +36,10 @@ class Wire(Protocol):
 
     # --- between steps ---
 
-    def start_step(self, weight: float, stop: bool) -> None:
-        """Before a step of `fit`: weight of this rank's batch, and whether this rank was asked to stop."""
+    def start_step(self, weight: float, stop: bool, end: bool) -> None:
+        """Before a step of `fit`: weight of this rank's batch, whether this rank was asked to stop, and whether a callback of it
+        wants the training to end.
+        """
 
     def end_step(self) -> None:
         """The step's results are there."""

@@ -47,12 +47,18 @@ def quantities(logs: dict[str, float]) -> Quantities:
 
 
 class EpochMeter:
-    """Samples and seconds of one epoch on this rank; `rate` is the learning rate of its last step."""
+    """Samples and seconds of one epoch on this rank.
+
+    Attributes:
+        rate: the learning rate of its last step.
+        accumulated: batches whose gradients make one update.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
         self.total_steps = 0
         self.rate: float | None = None
+        self.accumulated = 1
         self._samples = 0
         self._seconds_before = 0.0
         self._samples_before = 0
@@ -101,7 +107,7 @@ class EpochMeter:
         samples += self._samples_before
         training = trained - self._began + self._seconds_before
         found = quantities(logs)
-        per_rank = batch / world().size
+        per_rank = batch / world().size * self.accumulated
         noise = None
         if world().size > 1 and count and loader is not None:
             estimate = NoiseScale()

@@ -30,7 +30,7 @@ from hvdtrain.errors import UserError
 _fits = 0
 _epochs = 0
 #: Callbacks that write files: one rank does it for all, since all have the same model and the same logs.
-_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor")
+_WRITERS = {"ModelCheckpoint", "OrbaxCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor"}
 
 
 def callbacks(
@@ -254,14 +254,19 @@ def _others(given: list[Any], ours: Training) -> list[Any]:
     others = [each for each in given if each is not ours]
     if world().size > 1:
         for each in others:
-            if type(each).__name__ == "BackupAndRestore":
+            if "BackupAndRestore" in _names(each):
                 raise UserError(
                     "BackupAndRestore would restore rank 0 alone; hvdtrain.keras.callbacks(checkpoints=folder) saves and goes on "
                     "for all ranks"
                 )
         if world().rank != 0:
-            others = [each for each in others if type(each).__name__ not in _WRITERS]
+            others = [each for each in others if not _names(each) & _WRITERS]
     return others
+
+
+def _names(callback: Any) -> set[str]:
+    """Of its class and those that it is derived from."""
+    return {each.__name__ for each in type(callback).__mro__}
 
 
 class _steps:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.start import sum_over_ranks, world
+from hvdtrain._keras.state import average_statistics
 from hvdtrain.errors import UserError
 
 
@@ -71,6 +72,8 @@ def _mean_over_ranks(logs: dict[str, Any]) -> dict[str, float]:
 def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[str, float]:
     """`model.evaluate` over all ranks' samples, exactly; on every rank. All ranks must call it.
 
+    Moving statistics of batch normalisation, of which each rank has its own, are replaced by their mean before.
+
     Args:
         x: a `validation_loader`, or what `model.evaluate` takes: this rank's share.
         options: passed to `model.evaluate`.
@@ -80,6 +83,7 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     """
     if world().rank != 0:
         options["verbose"] = 0
+    average_statistics(model)
     with world_metrics(model):
         result: dict[str, float] = model.evaluate(backend().feed(x), y, return_dict=True, **options)
     return result

@@ -118,21 +118,21 @@ class _Wire:
     """Implements `backends.Wire` for devices of one process: nothing leaves it, so there is nothing to agree on."""
 
     def __init__(self) -> None:
-        self._stop = False
+        self._stop = self._end = False
         # Samples of the step, one value for each device: each traces the step in a thread of its own.
         self._samples: dict[int, Any] = {}
 
     # --- between steps ---
 
-    def start_step(self, weight: float, stop: bool) -> None:
-        self._stop = stop
+    def start_step(self, weight: float, stop: bool, end: bool) -> None:
+        self._stop, self._end = stop, end
 
     def end_step(self) -> None:
         """Nothing to do."""
 
     def agreed(self) -> Agreed:
         """A loss that is no number shows in the epoch's mean."""
-        return Agreed(self._stop, diverged=False)
+        return Agreed(self._stop, diverged=False, end=self._end)
 
     def reset_times(self) -> None:
         """Nothing is measured: the phases of several devices overlap."""

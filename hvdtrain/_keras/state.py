@@ -175,9 +175,28 @@ def restore_accumulated(optimizer: Any, ranks: list[dict[str, Any]]) -> None:
         )
 
 
-def restore_metrics(model: Any, state: dict[str, Any]) -> None:
-    """The states of the metrics in the middle of an epoch."""
+def restore_own_metrics(model: Any, state: dict[str, Any]) -> None:
+    """This rank's, from its `own_state`."""
     _assign(model.metrics_variables, state["metrics"])
+
+
+def restore_metrics(model: Any, ranks: list[dict[str, Any]]) -> None:
+    """The states of the metrics in the middle of an epoch, from every rank's `own_state`.
+
+    They are sums over samples. On another number of ranks rank 0 goes on with those of all, and the others begin with nothing.
+    """
+    if len(ranks) == world().size:
+        restore_own_metrics(model, ranks[world().rank])
+        return
+    for variable, values in zip(
+        model.metrics_variables, zip(*(each["metrics"] for each in ranks), strict=True), strict=True
+    ):
+        total = np.sum(values, 0, np.float64)
+        if variable.aggregation == "mean":
+            total = total / len(ranks)
+        elif world().rank != 0:
+            total = np.zeros_like(total)
+        variable.assign(total.astype(values[0].dtype))
 
 
 def shared_state(model: Any, optimizer: Any) -> dict[str, Any]:

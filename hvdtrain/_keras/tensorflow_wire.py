@@ -27,45 +27,46 @@ class TensorFlowWire:
         self._compression = compression
         self._on_cpu = not tf.config.get_visible_devices("GPU")
         self._base = time.time()
-        self._began = 0.0
-        self._ended = 0.0
+        self._step_began = self._began = self._ended = 0.0
         self._steps = 0
         with tf.init_scope(), tf.device("CPU:0"):
             self._weight = tf.Variable(1.0, trainable=False)
-            self._stop = tf.Variable(0.0, trainable=False)
-            self._no_number = tf.Variable(0.0, trainable=False)
-            # Sums over ranks of: requests to stop, losses that are no number.
-            self._control = tf.Variable([0.0, 0.0], trainable=False)
+            # Of this rank: a request to stop, and a callback that wants the training to end.
+            self._asked = tf.Variable([0.0, 0.0], trainable=False)
+            self._no_number = tf.Variable([0.0], trainable=False)
+            # Sums over ranks of both, and of losses that are no number.
+            self._control = tf.Variable([0.0, 0.0, 0.0], trainable=False)
             self._times = tf.Variable(tf.zeros(len(_MARKS), tf.float64), trainable=False)
             self._reductions = tf.Variable(0, dtype=tf.int64, trainable=False)
             # Squared norms of this rank's and of the averaged gradient, and how many were added up; the last averaged one.
             self._norms = tf.Variable(tf.zeros(4, tf.float64), trainable=False)
-        self._weight_now, self._stop_now = 1.0, False
+        self._weight_now, self._asked_now = 1.0, (False, False)
         self.absent: list[str] = []
         self.flags: Any = None
 
     # --- between steps, in Python ---
 
-    def start_step(self, weight: float, stop: bool) -> None:
+    def start_step(self, weight: float, stop: bool, end: bool) -> None:
         """Writes to variables only what changed: in most steps nothing."""
         if weight != self._weight_now:
             self._weight.assign(weight)
             self._weight_now = weight
-        if stop != self._stop_now:
-            self._stop.assign(float(stop))
-            self._stop_now = stop
+        if (stop, end) != self._asked_now:
+            self._asked.assign([float(stop), float(end)])
+            self._asked_now = stop, end
         self.flags = None
-        self._began += time.time() - self._base
+        self._step_began = time.time() - self._base
 
     def end_step(self) -> None:
-        """The step's results are there."""
+        """The step's results are there. Keras also begins steps that it does not make, and whose data nothing marks."""
+        self._began += self._step_began
         self._ended += time.time() - self._base
         self._steps += 1
 
     def agreed(self) -> Agreed:
         flags = self.flags if self.flags is not None else self._control
-        stop, no_number = flags.numpy()
-        return Agreed(bool(stop > 0), bool(no_number > 0))
+        stop, end, no_number = (bool(flag) for flag in flags.numpy() > 0)
+        return Agreed(stop, no_number, end)
 
     # --- in a step ---
 
@@ -75,7 +76,7 @@ class TensorFlowWire:
 
     def weighted(self, loss: Any) -> Any:
         self._mark("loss", [loss])
-        self._no_number.assign(tf.cast(tf.logical_not(tf.math.is_finite(loss)), tf.float32))
+        self._no_number.assign(tf.reshape(tf.cast(tf.logical_not(tf.math.is_finite(loss)), tf.float32), [1]))
         return loss * tf.cast(self._weight, loss.dtype)
 
     def of_union(self, loss: Any, divisor: Any, name: str) -> Any:
@@ -108,8 +109,7 @@ class TensorFlowWire:
 
     def average(self, grads: list[Any], names: list[str]) -> list[Any]:
         self._mark("reduce_began", grads)
-        flags = [tf.convert_to_tensor(self._stop), tf.convert_to_tensor(self._no_number)]
-        control = tf.stack(flags)
+        control = tf.concat([self._asked, self._no_number], 0)
         if self._ranks is None:
             averaged = grads
         else:

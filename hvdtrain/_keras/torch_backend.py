@@ -114,14 +114,14 @@ class TorchWire:
 
     def __init__(self, compression: str) -> None:
         self._compression = compression
-        self._weight, self._stop, self._no_number = 1.0, False, False
-        self._agreed = Agreed(False, False)
+        self._weight, self._stop, self._end, self._no_number = 1.0, False, False, False
+        self._agreed = Agreed(False, False, False)
         self._reductions = 0
         self._last = 0.0
         self.reset_times()
 
-    def start_step(self, weight: float, stop: bool) -> None:
-        self._weight, self._stop = weight, stop
+    def start_step(self, weight: float, stop: bool, end: bool) -> None:
+        self._weight, self._stop, self._end = weight, stop, end
         self._tick()
 
     def end_step(self) -> None:
@@ -172,18 +172,18 @@ class TorchWire:
 
     def average(self, grads: list[Any], names: list[str]) -> list[Any]:
         self._tick()
-        stop, no_number = float(self._stop), float(self._no_number)
+        flags = [float(self._stop), float(self._no_number), float(self._end)]
         averaged = grads
         if world().size > 1:
             hvd = _horovod()
             sent = [self._compressed(grad) for grad in grads]
             with session().waiting():
                 *received, control = hvd.grouped_allreduce(
-                    [*sent, torch.tensor([stop, no_number])], op=hvd.Average, name="hvdtrain.gradients"
+                    [*sent, torch.tensor(flags)], op=hvd.Average, name="hvdtrain.gradients"
                 )
             averaged = [each.to(grad.dtype) for each, grad in zip(received, grads, strict=True)]
-            stop, no_number = control.tolist()
-        self._agreed = Agreed(stop > 0, no_number > 0)
+            flags = control.tolist()
+        self._agreed = Agreed(*(flag > 0 for flag in flags))
         self._tick("allreduce")
         self._reductions += 1
         if self._reductions % NORM_EVERY == 0:

@@ -62,6 +62,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
         self._step = 0
         self._averaged = False
+        self._ends = False  # a callback of this rank wants the training to end
         self._function: Any = None
         self._restoring: dict[str, Any] | None = None
 
@@ -79,13 +80,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         inner = synchronization(optimizer)
         steps = self.params.get("steps") or (len(self.loader) if self.loader is not None else None)
         state.refuse_differing_steps(steps)
+        self._meter.accumulated = optimizer.gradient_accumulation_steps or 1
         if steps:
-            inner.steps_per_epoch = inner.steps_per_epoch or steps / (optimizer.gradient_accumulation_steps or 1)
+            inner.steps_per_epoch = inner.steps_per_epoch or steps / self._meter.accumulated
         state.broadcast(self.model)
         if self.content is not None:
             self._resume(self.content, inner)
         self._wire = inner.wire
         self._wire.reset_times()
+        self._ends = False
         if record.run_dir() is not None and world().rank == 0:
             batch = self.loader.batch_size // in_process() if self.loader is not None else None
             record.note(batch_size=batch, precision=_precision(self.model))
@@ -153,7 +156,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             ranks = content["ranks"]
             if len(ranks) == world().size:
                 self._restoring = ranks[world().rank]
-                state.restore_metrics(self.model, self._restoring)
+            state.restore_metrics(self.model, ranks)
             self._meter.restore(content["meter"])
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -168,7 +171,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if self.loader is not None and self._skip <= batch < len(self.loader):
             self._part = self.loader.batches()[batch - self._skip]
             weight = self._part.weight
-        self._wire.start_step(weight, stop.requested() != 0)
+        self._wire.start_step(weight, stop.requested() != 0, self._ends)
 
     def _run_step(self, data: Any) -> Any:
         """In place of the model's train function."""
@@ -176,13 +179,14 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             # Trained on before the checkpoint; torch has fetched the batch already, TensorFlow has not.
             if hasattr(data, "__next__"):
                 next(data)
-            return {}
+            # Of the epoch so far: the logs of the whole epoch, where no step of it is left.
+            return self.model.get_metrics_result() if self._step == self._skip - 1 else {}
         if self._part is not None and self._part.samples == 0:
             # The batch only keeps this rank in step: it must leave no trace in metrics or statistics.
             kept = state.own_state(self.model)
             result = self._made(data)
             state.restore_own(self.model, kept)
-            state.restore_metrics(self.model, kept)
+            state.restore_own_metrics(self.model, kept)
             return result
         return self._made(data)
 
@@ -192,6 +196,10 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """All ranks have made the same step: what they agreed on in it happens now."""
         first, self._step = self._step, batch + 1
+        if world().size > 1:
+            # One rank that ended by itself would leave the others waiting: all do after the step in which they learn of it.
+            self._ends = self._ends or self.model.stop_training
+            self.model.stop_training = False
         if first < self._skip:
             return
         self._wire.end_step()
@@ -208,6 +216,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._diverged(math.nan)
         if found.stop:
             self._stop_now()
+        if found.end:
+            self.model.stop_training = True
 
     def _check_weighting(self) -> None:
         if not synchronization(self.model.optimizer).asked_to_weight:
@@ -251,7 +261,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         stops = any(each.stopped_epoch > 0 for each in early)
         self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
         self.content = None
-        if sum_over_ranks([float(stop.requested() != 0)])[0] > 0 and not stops and epoch + 1 < self.params["epochs"]:
+        asked, ends = sum_over_ranks([float(stop.requested() != 0), float(self._ends or self.model.stop_training)])
+        self.model.stop_training = ends > 0
+        if asked > 0 and not ends and epoch + 1 < self.params["epochs"]:
             self._stopped(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -70,7 +70,8 @@ NOISE = (
     + """
 x = np.load(sys.argv[1])
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
-model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(1e-9), lr_rule="none"), loss)
+optimizer = keras.optimizers.SGD(1e-9, gradient_accumulation_steps=int(sys.argv[2]) if sys.argv[2] > "1" else None)
+model.compile(hk.DistributedOptimizer(optimizer, lr_rule="none"), loss)
 model.fit(hk.loader(x, x[:, :1], batch_size=8, seed=5), epochs=1, callbacks=hk.callbacks(), verbose=0)
 """
 )
@@ -125,19 +126,22 @@ def test_a_loss_that_is_no_number_on_one_rank_ends_all_in_that_step(backend: str
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_noise_scale_and_norm_are_those_of_the_measured_step(backend: str, tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(0.5, 1.0, (960, 4)).astype("float32")
+def test_noise_scale_and_norm_are_those_of_the_measured_step(backend: str, accumulated: int, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(0.5, 1.0, (960 * accumulated, 4)).astype("float32")
     np.save(tmp_path / "x.npy", x)
-    ended = run(NOISE, tmp_path, backend, tmp_path / "x.npy")
+    ended = run(NOISE, tmp_path, backend, tmp_path / "x.npy", accumulated)
     assert ended.status == 0, ended.err
-    # The gradient is the mean of the inputs; of 60 steps the 50th is measured.
+    # The gradient is the mean of the inputs; of 60 updates the 50th is measured.
     order = epoch_order(len(x), 5, 1)
-    parts = [list(shard(order, 8, rank, 2))[49].indices for rank in range(2)]
+    of_update = slice(49 * accumulated, 50 * accumulated)
+    steps = [list(shard(order, 8, rank, 2))[of_update] for rank in range(2)]
+    parts = [np.concatenate([step.indices for step in own]) for own in steps]
     small = float(np.mean([np.square(x[part].mean(0)).sum() for part in parts]))
     big = float(np.square(x[np.concatenate(parts)].mean(0)).sum())
     estimate = NoiseScale()
-    estimate.add(small, big, 8, 16)
+    estimate.add(small, big, 8 * accumulated, 16 * accumulated)
     (entry,) = epochs(tmp_path)
     assert entry["noise_scale"] == pytest.approx(estimate.value(), rel=1e-3)
     assert entry["grad_norm"] == pytest.approx(big**0.5, rel=1e-5)

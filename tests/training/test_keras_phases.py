@@ -208,3 +208,4 @@ def test_what_is_left_of_an_epoch_may_be_less_than_a_step_of_more_ranks(tmp_path
     recorded = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
     # Two steps of 16, and nothing of the 18 that are left; then one step of 32.
     assert [(each["epoch"], each["samples"]) for each in recorded] == [(1, 32), (2, 32)]
+    assert all(each["train_loss"] > 0 for each in recorded)

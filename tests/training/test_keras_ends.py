@@ -1,0 +1,168 @@
+"""What the callbacks and data of one rank do to a Keras training of several: when it ends, what it writes and what it reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import Ended, run_world
+
+BEGIN = """
+import json, os, signal, sys
+import keras, numpy as np
+import hvdtrain.keras as hk
+world = hk.init()
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(64, 8)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+def model_of(rate=0.05, norm=False, **options):
+    layers = [keras.layers.BatchNormalization()] if norm else []
+    model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)])
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(rate), lr_rule="none"), "mse", **options)
+    return model
+"""
+ENDS = """
+class End(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= sys.argv[1] == "step" and world.rank == 1 and batch == int(sys.argv[2])
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= sys.argv[1] == "epoch" and world.rank == 1 and epoch == int(sys.argv[2])
+model = model_of()
+given = [End(), *hk.callbacks()]
+history = model.fit(hk.loader(x, y, batch_size=4), epochs=4, callbacks=given, verbose=0)
+weights = [value.tolist() for value in model.get_weights()]
+assert hk.gather_objects(weights) == [weights] * world.size
+print("epochs", hk.gather_objects(len(history.history["loss"])))
+"""
+
+
+def run(ranks: int, script: str, folder: Path, *arguments: object, backend: str = "tensorflow") -> Ended:
+    path = folder / "script.py"
+    path.write_text(BEGIN + script)
+    options = [
+        "--launcher",
+        "local" if ranks > 1 else "none",
+        "--run-dir",
+        str(folder / "run"),
+        "--stall-timeout",
+        "30",
+    ]
+    return run_world(ranks, path, *arguments, options=options, KERAS_BACKEND=backend)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "epochs.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize(
+    ("where", "number", "samples"),
+    # 64 samples are 8 steps of 8. Others learn of it with the step after; after the last one with the end of the epoch.
+    [("epoch", 1, [64, 64]), ("step", 2, [32]), ("step", 7, [64])],
+)
+def test_a_callback_that_ends_the_training_of_one_rank_ends_that_of_all(
+    where: str, number: int, samples: list[int], backend: str, tmp_path: Path
+) -> None:
+    ended = run(2, ENDS, tmp_path, where, number, backend=backend)
+    assert ended.status == 0, ended.err
+    assert f"epochs {[len(samples)] * 2}" in ended.out
+    assert [line["samples"] for line in records(tmp_path)] == samples
+
+
+WRITES = """
+class Mine(keras.callbacks.CSVLogger):
+    def on_epoch_end(self, epoch, logs=None):
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{world.rank}\\n")
+model = model_of()
+model.fit(hk.loader(x, y, batch_size=4), epochs=2, callbacks=[Mine(os.devnull), *hk.callbacks()], verbose=0)
+"""
+
+
+@pytest.mark.ranks
+def test_what_is_derived_from_a_callback_that_writes_does_so_on_one_rank(tmp_path: Path) -> None:
+    ended = run(2, WRITES, tmp_path, tmp_path / "written")
+    assert ended.status == 0, ended.err
+    assert (tmp_path / "written").read_text() == "0\n0\n"
+
+
+STATISTICS = """
+model = model_of(norm=True)
+hk.broadcast(model)
+norm = model.layers[0]
+norm.moving_mean.assign(np.full(8, 0.5 if world.size == 1 else world.rank))
+losses = hk.gather_objects(hk.evaluate(model, hk.validation_loader(x, y, batch_size=16))["loss"])
+print(json.dumps(losses))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_an_evaluation_of_ones_own_is_that_of_the_mean_of_all_statistics(backend: str, tmp_path: Path) -> None:
+    losses = []
+    for ranks in (1, 2):
+        ended = run(ranks, STATISTICS, tmp_path, backend=backend)
+        assert ended.status == 0, ended.err
+        losses += json.loads(next(line for line in ended.out.splitlines() if line.startswith("[")))
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+
+
+PARTS = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if world.size == 2 and batch == 5:
+            os.kill(os.getpid(), signal.SIGUSR1)
+model = model_of(rate=0.0, metrics=["mae"])
+history = model.fit(hk.loader(x, y, batch_size=4), epochs=1, callbacks=[Stop(), *hk.callbacks()], verbose=0)
+whole = model.evaluate(x, y, return_dict=True, verbose=0)
+print(json.dumps([history.history, whole]))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "tensorflow"), (4, "tensorflow"), (4, "torch")])
+def test_an_epoch_that_goes_on_at_another_size_reports_all_its_samples(
+    ranks: int, backend: str, tmp_path: Path
+) -> None:
+    assert run(2, PARTS, tmp_path, backend=backend).status == 75
+    ended = run(ranks, PARTS, tmp_path, backend=backend)
+    assert ended.status == 0, ended.err
+    history, whole = json.loads(next(line for line in ended.out.splitlines() if line.startswith("[")))
+    # The rate is 0, so the model is the same all the time.
+    assert history == {name: pytest.approx([value], rel=1e-5) for name, value in whole.items()}
+    (entry,) = records(tmp_path)
+    assert (entry["samples"], entry["train_loss"]) == (64, pytest.approx(whole["loss"], rel=1e-5))
+
+
+CLOCK = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 6 and not os.path.exists(sys.argv[1]):
+            hk.sum_over_ranks([0.0])
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+import tensorflow as tf
+parts = lambda: ((x[i : i + 4], y[i : i + 4]) for i in range(4 * world.rank, 64, 8))
+shape = (tf.TensorSpec((None, 8), "float32"), tf.TensorSpec((None, 1), "float32"))
+train = tf.data.Dataset.from_generator(parts, output_signature=shape) if sys.argv[2] == "unknown" else hk.loader(x, y, batch_size=4)
+model_of().fit(train, epochs=2, callbacks=[Stop(), *hk.callbacks()], verbose=0)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_steps_that_keras_begins_and_does_not_make_take_no_time(length: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    if length == "unknown":
+        mark.touch()
+    else:
+        assert run(2, CLOCK, tmp_path, mark, length).status == 75
+    ended = run(2, CLOCK, tmp_path, mark, length)
+    assert ended.status == 0, ended.err
+    assert [line["epoch"] for line in records(tmp_path)] == [1, 2]
+    for line in records(tmp_path):
+        assert 0.0 <= line["seconds_data"] <= line["seconds"]
