@@ -31,6 +31,16 @@ class Agreed:
     end: bool
 
 
+def agreed_by(wires: Sequence[Wire]) -> Agreed:
+    """What any of them brought."""
+    found = [wire.agreed() for wire in wires]
+    if len(found) == 1:
+        return found[0]
+    return Agreed(
+        any(each.stop for each in found), any(each.diverged for each in found), any(each.end for each in found)
+    )
+
+
 class Wire(Protocol):
     """What one optimizer sends in each step, gradients and beside them a few flags, and the clock of the step."""
 

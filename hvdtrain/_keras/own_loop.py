@@ -55,7 +55,7 @@ class Checkpoints:
                 f"the newest checkpoint in {self._files.folder} lies within an epoch of model.fit, which alone can go on from it"
             )
         state.restore_shared(self._model, self._optimizer, content)
-        state.restore_accumulated(self._optimizer, content["ranks"])
+        state.restore_accumulated(self._optimizer, [each.get("accumulated") for each in content["ranks"]])
         if len(content["ranks"]) == world().size:
             state.restore_own(self._model, content["ranks"][world().rank])
         self._saved = int(content["epoch"])

@@ -162,17 +162,19 @@ def accumulated(optimizer: Any) -> list[Any]:
     return _values(_accumulators(optimizer))
 
 
-def restore_accumulated(optimizer: Any, ranks: list[dict[str, Any]]) -> None:
-    """From the `own` parts of a checkpoint; to another number of ranks goes their mean, which the update would make of them."""
+def restore_accumulated(optimizer: Any, ranks: list[Any]) -> None:
+    """Each rank's `accumulated`; to another number of ranks goes their mean, which the update would make of them.
+
+    Args:
+        ranks: None in each that is of an earlier version.
+    """
     variables = _accumulators(optimizer)
-    if not variables or "accumulated" not in ranks[0]:
+    if not variables or ranks[0] is None:
         return
     if len(ranks) == world().size:
-        _assign(variables, ranks[world().rank]["accumulated"])
+        _assign(variables, ranks[world().rank])
     else:
-        _assign(
-            variables, [np.mean(values, 0) for values in zip(*(each["accumulated"] for each in ranks), strict=True)]
-        )
+        _assign(variables, [np.mean(values, 0) for values in zip(*ranks, strict=True)])
 
 
 def restore_own_metrics(model: Any, state: dict[str, Any]) -> None:
@@ -201,13 +203,20 @@ def restore_metrics(model: Any, ranks: list[dict[str, Any]]) -> None:
 
 def shared_state(model: Any, optimizer: Any) -> dict[str, Any]:
     """What is the same on every rank."""
+    return {
+        **shared_by(optimizer),
+        "weights": _values(_weights(model)),
+        "paths": [variable.path for variable in _weights(model)],
+    }
+
+
+def shared_by(optimizer: Any) -> dict[str, Any]:
+    """Of it alone."""
     synchronized = synchronization(optimizer)
     return {
         "base_rate": synchronized.base_rate,
         "scaling": synchronized.scaling,
-        "weights": _values(_weights(model)),
         "optimizer": _values(optimizer.variables),
-        "paths": [variable.path for variable in _weights(model)],
     }
 
 
@@ -218,15 +227,27 @@ def restore_shared(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
         UserError: the state is of another model or optimizer.
     """
     weights = _weights(model)
-    if [tuple(value.shape) for value in state["weights"]] != [tuple(variable.shape) for variable in weights] or len(
-        state["optimizer"]
-    ) != len(optimizer.variables):
+    if not _alike(state["weights"], weights) or not _alike(state["optimizer"], optimizer.variables):
         raise UserError(
             f"the checkpoint is of another model or optimizer: it holds {len(state['weights'])} variables and "
             f"{len(state['optimizer'])} of the optimizer, this training has {len(weights)} and {len(optimizer.variables)}, "
             "or of other shapes. Train in another folder, or move its checkpoints away"
         )
     _assign(weights, state["weights"])
+    restore_optimizer(optimizer, state)
+
+
+def restore_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    """From `shared_by`, with the learning rate that the same base has in this world.
+
+    Raises:
+        UserError: the state is of another optimizer.
+    """
+    if not _alike(state["optimizer"], optimizer.variables):
+        raise UserError(
+            f"the checkpoint is of another optimizer than {type(optimizer).__name__} with {len(optimizer.variables)} variables. "
+            "Train in another folder, or move its checkpoints away"
+        )
     _assign(optimizer.variables, state["optimizer"])
     now = synchronization(optimizer)
     if state["scaling"] != now.scaling and now.base_rate is not None and state["base_rate"] is not None:
@@ -236,6 +257,10 @@ def restore_shared(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
         # Where callbacks have changed the rate, what they made of the base stays: only the scaling is another.
         base = state["base_rate"] if untouched else saved / state["scaling"]
         inner.learning_rate = base * now.scaling
+
+
+def _alike(values: list[Any], variables: list[Any]) -> bool:
+    return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
 
 
 def _values(variables: list[Any]) -> list[Any]:

@@ -96,7 +96,7 @@ def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any,
         and grad.shape.is_fully_defined()
     }
     if not sizes:
-        control = hvd.allreduce(control, op=hvd.Average, name="hvdtrain.control")
+        control = hvd.allreduce(control, op=hvd.Average, name=f"hvdtrain.control.{names[0]}")
         return _average_each(hvd, grads, names, form), control * hvd.size()
     carrier = min(sizes, key=lambda index: (sizes[index], index))
     own = grads[carrier]
@@ -122,7 +122,7 @@ def _average_each(hvd: Any, grads: list[Any], names: list[str], form: str) -> li
     """Averages over all ranks, each gradient sent by itself; sparse ones as their rows."""
     if form == "bf16":
         dense = [(index, grad) for index, grad in enumerate(grads) if not isinstance(grad, tf.IndexedSlices)]
-        together = iter(_average_bf16(hvd, [grad for _, grad in dense]) if dense else [])
+        together = iter(_average_bf16(hvd, [grad for _, grad in dense], names[0]) if dense else [])
         chosen = {index for index, _ in dense}
         return [
             next(together) if index in chosen else _average_sparse(hvd, grad, names[index])
@@ -143,7 +143,7 @@ def _average_sparse(hvd: Any, grad: tf.IndexedSlices, name: str) -> tf.IndexedSl
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
-def _average_bf16(hvd: Any, grads: list[Any]) -> list[Any]:
+def _average_bf16(hvd: Any, grads: list[Any], name: str) -> list[Any]:
     """All gradients as one vector of bfloat16, added up in single precision.
 
     Horovod adds up no bfloat16. But it moves bits: every rank gets its part of everybody's vector (alltoall), adds it up and
@@ -155,10 +155,10 @@ def _average_bf16(hvd: Any, grads: list[Any]) -> list[Any]:
     part = -(-length // size)
     padded = tf.pad(flat, [[0, part * size - length]])
     received, _ = hvd.alltoall(
-        tf.bitcast(padded, tf.uint16), splits=tf.repeat(part, size), name="hvdtrain.bf16.scatter"
+        tf.bitcast(padded, tf.uint16), splits=tf.repeat(part, size), name=f"hvdtrain.bf16.scatter.{name}"
     )
     total = tf.reduce_sum(tf.cast(tf.bitcast(tf.reshape(received, [size, part]), tf.bfloat16), tf.float32), 0)
     mine = tf.bitcast(tf.cast(total / size, tf.bfloat16), tf.uint16)
-    gathered = tf.bitcast(hvd.allgather(mine, name="hvdtrain.bf16.gather"), tf.bfloat16)[:length]
+    gathered = tf.bitcast(hvd.allgather(mine, name=f"hvdtrain.bf16.gather.{name}"), tf.bfloat16)[:length]
     parts = tf.split(gathered, [tf.size(grad) for grad in grads])
     return [tf.cast(tf.reshape(each, tf.shape(grad)), grad.dtype) for each, grad in zip(parts, grads, strict=True)]

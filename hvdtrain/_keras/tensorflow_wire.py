@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ from hvdtrain._keras.backends import NORM_EVERY, Agreed
 from hvdtrain._keras.start import world
 from hvdtrain._keras.tensorflow_ranks import Ranks
 
+#: Of the wires of this process, made in the same order on every rank: what two of them send in one graph needs names of its own.
+_numbers = itertools.count()
 _MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
 
 
@@ -24,6 +27,7 @@ class TensorFlowWire:
 
     def __init__(self, ranks: Ranks | None, compression: str) -> None:
         self._ranks = ranks
+        self._number = next(_numbers)
         self._compression = compression
         self._on_cpu = not tf.config.get_visible_devices("GPU")
         self._base = time.time()
@@ -113,6 +117,7 @@ class TensorFlowWire:
         if self._ranks is None:
             averaged = grads
         else:
+            names = [f"{name}.{self._number}" for name in names]
             averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
@@ -120,7 +125,7 @@ class TensorFlowWire:
 
     def agreed_finite(self, finite: Any) -> Any:
         assert self._ranks is not None
-        return tf.greater(self._ranks.sum(tf.cast(finite, tf.float32), "finite"), world().size - 0.5)
+        return tf.greater(self._ranks.sum(tf.cast(finite, tf.float32), f"finite.{self._number}"), world().size - 0.5)
 
     # --- measuring ---
 

@@ -13,8 +13,10 @@ import keras
 from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._keras import state
+from hvdtrain._keras.backends import agreed_by
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
 from hvdtrain._keras.epochs import EpochMeter, effective_rate
+from hvdtrain._keras.further import further
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.monitor import Monitor
 from hvdtrain._keras.optimizer import synchronization
@@ -63,6 +65,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._step = 0
         self._averaged = False
         self._ends = False  # a callback of this rank wants the training to end
+        self._further: list[Any] = []  # optimizers besides the model's
         self._function: Any = None
         self._restoring: dict[str, Any] | None = None
 
@@ -81,12 +84,20 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         steps = self.params.get("steps") or (len(self.loader) if self.loader is not None else None)
         state.refuse_differing_steps(steps)
         self._meter.accumulated = optimizer.gradient_accumulation_steps or 1
-        if steps:
-            inner.steps_per_epoch = inner.steps_per_epoch or steps / self._meter.accumulated
+        self._further = further(self.model)
+        for each in (optimizer, *self._further):
+            if steps:
+                known = synchronization(getattr(each, "inner_optimizer", each))
+                known.steps_per_epoch = known.steps_per_epoch or steps / (each.gradient_accumulation_steps or 1)
         state.broadcast(self.model)
+        for each in self._further:
+            # One that has no variables yet says at its first step what to do.
+            if each.built:
+                state.broadcast(self.model, each)
         if self.content is not None:
             self._resume(self.content, inner)
         self._wire = inner.wire
+        self._wires = [synchronization(each).wire for each in (optimizer, *self._further)]
         self._wire.reset_times()
         self._ends = False
         if record.run_dir() is not None and world().rank == 0:
@@ -119,7 +130,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
         state.restore_shared(self.model, self.model.optimizer, content)
         ranks = content["ranks"]
-        state.restore_accumulated(self.model.optimizer, ranks)
+        state.restore_accumulated(self.model.optimizer, [each.get("accumulated") for each in ranks])
+        self._resume_further(content)
         if len(ranks) == world().size:
             state.restore_own(self.model, ranks[world().rank])
         elif inner.steps_per_epoch:
@@ -129,6 +141,25 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         for name, callback in self._named_others():
             for key, value in content["callbacks"].get(name, {}).items():
                 setattr(callback, key, value)
+
+    def _resume_further(self, content: dict[str, Any]) -> None:
+        saved = content.get("further")
+        if saved is None:  # of an earlier version
+            return
+        if len(saved) != len(self._further):
+            raise UserError(
+                f"the checkpoint is of a model with {len(saved)} optimizers besides the one it was compiled with, this one has "
+                f"{len(self._further)}. Train in another folder, or move its checkpoints away"
+            )
+        for index, (each, values) in enumerate(zip(self._further, saved, strict=True)):
+            if not each.built:
+                raise UserError(
+                    f"{type(each).__name__}, an optimizer besides the one that the model was compiled with, has no variables yet "
+                    "to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
+                    "model that it trains before fit"
+                )
+            state.restore_optimizer(each, values)
+            state.restore_accumulated(each, [rank["accumulated_further"][index] for rank in content["ranks"]])
 
     def _named_others(self) -> list[tuple[str, Any]]:
         """Callbacks by type, the first, second, ... of it: there may be two that stop early."""
@@ -171,7 +202,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if self.loader is not None and self._skip <= batch < len(self.loader):
             self._part = self.loader.batches()[batch - self._skip]
             weight = self._part.weight
-        self._wire.start_step(weight, stop.requested() != 0, self._ends)
+        for wire in self._wires:
+            wire.start_step(weight, stop.requested() != 0, self._ends)
 
     def _run_step(self, data: Any) -> Any:
         """In place of the model's train function."""
@@ -209,7 +241,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         parts = self.loader.batches()[first - self._skip : self._step - self._skip] if self.loader is not None else []
         self._meter.add(sum(part.samples for part in parts))
         session().progress("training", self._meter.steps)
-        found = self._wire.agreed()
+        found = agreed_by(self._wires)
         if self._replica_check and (self._meter.steps == 1 or self._meter.total_steps % REPLICA_EVERY == 0):
             check_replicas(self.model.trainable_variables, self._meter.total_steps)
         if found.diverged and not hasattr(self.model.optimizer, "inner_optimizer"):
@@ -220,12 +252,14 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def _check_weighting(self) -> None:
-        if not synchronization(self.model.optimizer).asked_to_weight:
+        asked = [synchronization(each).asked_to_weight for each in (self.model.optimizer, *self._further)]
+        if not all(asked):
+            each = "" if len(asked) == 1 else f" of each of its {len(asked)} optimizers"
             raise agreed(
                 UserError(
-                    f"the train_step of {type(self.model).__name__} does not call self.optimizer.scale_loss(loss), by which the "
-                    "last step, which the samples do not fill, is weighted: call it before the gradients are computed, as Keras' "
-                    'own train_step does, or give the loader uneven="drop"'
+                    f"the train_step of {type(self.model).__name__} does not call self.optimizer.scale_loss(loss){each}, by which "
+                    "the last step, which the samples do not fill, is weighted: call it before the gradients are computed, as "
+                    'Keras\' own train_step does, or give the loader uneven="drop"'
                 )
             )
 
@@ -321,6 +355,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             return
         content = {
             **state.shared_state(self.model, self.model.optimizer),
+            "further": [state.shared_by(each) for each in self._further],
             "epoch": epoch,
             "consumed": consumed,
             "stopped_early": stopped_early,
@@ -328,7 +363,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "history": self.history,
             "callbacks": {name: state.plain_attributes(callback) for name, callback in self._named_others()},
         }
-        own = {**state.own_state(self.model), "accumulated": state.accumulated(self.model.optimizer)}
+        own = {
+            **state.own_state(self.model),
+            "accumulated": state.accumulated(self.model.optimizer),
+            "accumulated_further": [state.accumulated(each) for each in self._further],
+        }
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
         self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
 
