@@ -44,7 +44,7 @@ def init(strategy: str = "horovod") -> World:
     _strategy = strategy
     place = worlds.detect()
     place = place.on(worlds.choose_device(own.visible_gpus(), place))
-    session = launch.active = Session(place, own.framework)
+    session = launch.active = Session(place, own.framework, strategy)
     controller = None
     try:
         if strategy in ("single", "mirrored", "tpu"):

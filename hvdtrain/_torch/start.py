@@ -45,7 +45,7 @@ def init(strategy: str = "horovod") -> World:
     _strategy = strategy
     place = worlds.detect()
     place = place.on(worlds.choose_device(torch.cuda.device_count(), place))
-    session = launch.active = Session(place, "torch")
+    session = launch.active = Session(place, "torch", strategy)
     try:
         if strategy == "single":
             refuse_several(place, strategy)

@@ -156,8 +156,8 @@ def cuda(context: Context) -> Finding:
     if info.cuda is None:
         return failed(
             f"{len(gpus)} GPUs are visible, and Horovod was built without CUDA",
-            "gradients would go through the CPU",
-            f"{build.COMMAND} on a node with the CUDA toolkit",
+            "PyTorch's ranks on GPUs do not start, and TensorFlow's gradients go through the CPU",
+            f"{build.COMMAND} --cuda on   where nvcc is, or CUDA_VISIBLE_DEVICES= to train on CPUs",
         )
     return ok(f"Horovod with CUDA {info.cuda}, NCCL {info.nccl or 'none'}; {len(gpus)} GPUs")
 

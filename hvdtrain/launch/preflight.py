@@ -81,8 +81,12 @@ def interface_towards(address: str | None) -> network.Interface:
     return network.choose(os.environ.get("HOROVOD_GLOO_IFACE"), peer)
 
 
-def own_problem(world: World, framework: str) -> str:
-    """What this rank alone can see to be wrong; empty when nothing is."""
+def own_problem(world: World, framework: str, strategy: str = "horovod") -> str:
+    """What this rank alone can see to be wrong; empty when nothing is.
+
+    Args:
+        strategy: what averages gradients; with any but "horovod" ranks only meet by Horovod, and send it nothing from a GPU.
+    """
     if found := check.problem([framework]):
         return found
     build = check.installed()
@@ -93,6 +97,13 @@ def own_problem(world: World, framework: str) -> str:
         )
     if world.launcher in ("gloo", "local") and build is not None and "rendezvous_token" not in build.features:
         return "the installed Horovod is of an earlier hvdtrain and cannot meet at our rendezvous. Type: hvdtrain build-horovod"
+    # TensorFlow itself copies what Horovod has no operation for; PyTorch's tensors would end the process while they are sent.
+    by_horovod = framework == "torch" and strategy == "horovod" and world.size > 1
+    if by_horovod and world.device.startswith("cuda") and build is not None and build.cuda is None:
+        return (
+            "ranks are on GPUs, but Horovod was built without CUDA and cannot send what lies there. Type: hvdtrain "
+            "build-horovod --cuda on   where nvcc is, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
     # Six full meshes of sockets (global, local, cross, each twice), and room for files and data loaders.
     needed = 6 * 2 * world.size + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

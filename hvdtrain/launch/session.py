@@ -56,11 +56,13 @@ class Session:
     Args:
         world: from `world.detect()`.
         framework: "torch" or "tensorflow", whose Horovod is about to be imported.
+        strategy: what averages gradients.
     """
 
-    def __init__(self, world: World, framework: str) -> None:
+    def __init__(self, world: World, framework: str, strategy: str = "horovod") -> None:
         self.world = world
         self._framework = framework
+        self._strategy = strategy
         self._connect_timeout = seconds_from(CONNECT_TIMEOUT_VARIABLE, DEFAULT_CONNECT_TIMEOUT)
         self._stall_timeout = seconds_from(STALL_TIMEOUT_VARIABLE, DEFAULT_STALL_TIMEOUT)
         self._supervisor: Supervisor | None = None
@@ -93,11 +95,11 @@ class Session:
             os.environ.update(HOROVOD_CONTROLLER="mpi", HOROVOD_CPU_OPERATIONS="mpi")
             for name, value in OPEN_MPI.items():
                 os.environ.setdefault(name, value)
-        if problem := own_problem(self.world, self._framework):
+        if problem := own_problem(self.world, self._framework, self._strategy):
             raise LaunchError(problem, agreed=True)
 
     def _prepare_gloo(self) -> None:
-        problem, host = own_problem(self.world, self._framework), "127.0.0.1"
+        problem, host = own_problem(self.world, self._framework, self._strategy), "127.0.0.1"
         self._file = meeting_file()
         if self.world.rank == 0:
             unreachable = ""

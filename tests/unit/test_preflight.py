@@ -7,9 +7,11 @@ import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
+from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.preflight import gloo_variables, own_problem, seconds_from
 from hvdtrain.launch.rendezvous import Address
@@ -44,6 +46,52 @@ def test_a_build_of_an_earlier_version_cannot_meet(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check, "installed", lambda: replace(build, features=()))
     assert "hvdtrain build-horovod" in own_problem(ALONE, "torch")
     assert own_problem(replace(ALONE, launcher="mpirun"), "torch") == ""
+
+
+@pytest.mark.parametrize(
+    ("framework", "strategy", "changed", "cuda", "refused"),
+    [
+        ("torch", "horovod", {}, None, True),
+        ("torch", "horovod", {"launcher": "pmix"}, None, True),
+        # Two ranks that share a GPU: Horovod copies through the host, which takes CUDA but no NCCL.
+        ("torch", "horovod", {}, "13.0", False),
+        ("torch", "horovod", {"device": "cpu"}, None, False),
+        ("torch", "horovod", {"size": 1, "local_size": 1, "launcher": "none"}, None, False),
+        # DistributedDataParallel's ranks only meet by Horovod.
+        ("torch", "ddp", {}, None, False),
+        # Its operations of Horovod's are on the CPU then, and it copies by itself.
+        ("tensorflow", "horovod", {}, None, False),
+    ],
+)
+def test_ranks_on_gpus_and_a_build_without_cuda(
+    framework: str,
+    strategy: str,
+    changed: dict[str, Any],
+    cuda: str | None,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = check.installed()
+    assert build is not None
+    monkeypatch.setattr(check, "problem", lambda frameworks: None)
+    monkeypatch.setattr(check, "installed", lambda: replace(build, mpi="Open MPI 5", cuda=cuda))
+    problem = own_problem(replace(ALONE, **{"device": "cuda:0", **changed}), framework, strategy)
+    words = ["built without CUDA", "hvdtrain build-horovod --cuda on", "nvcc", "CUDA_VISIBLE_DEVICES="]
+    assert [word for word in words if word not in problem] == ([] if refused else words)
+
+
+@pytest.mark.parametrize("strategy", ["horovod", "ddp"])
+def test_what_averages_gradients_is_known_before_horovod_starts(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvdtrain._torch import start
+
+    def session(*given: Any) -> NoReturn:
+        raise UserError(f"session for {given[1:]}")
+
+    monkeypatch.setattr(start, "Session", session)
+    monkeypatch.setattr(start, "_strategy", start._strategy)
+    with pytest.raises(UserError) as caught:
+        start.init(strategy)
+    assert str(caught.value) == f"session for ('torch', '{strategy}')"
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(limits: None) -> None:
