@@ -73,6 +73,21 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     return [name for name in chosen.split(",") if name != "NoDevFiles"][:present]
 
 
+def gpu_of_each(ranks: int, environ: Mapping[str, str]) -> list[str]:
+    """The GPU of each rank, when all `ranks` are on this machine, as CUDA_VISIBLE_DEVICES names it; empty when they train on CPUs.
+
+    Raises:
+        UserError: there are GPUs, but fewer than ranks; or nvidia-smi does not answer.
+    """
+    gpus = visible_gpus(environ)
+    if gpus and ranks > len(gpus):
+        raise UserError(
+            f"{ranks} ranks need {ranks} GPUs, but this machine shows {len(gpus)}; "
+            "hide them with CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    return gpus[:ranks]
+
+
 def find_mpirun() -> str | None:
     """mpirun beside this interpreter, where PyPI's Open MPI puts it and which need not be on the PATH, or on the PATH."""
     beside = Path(sys.executable).with_name("mpirun")

@@ -16,11 +16,11 @@ from types import FrameType
 from hvdtrain import attempts, record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.horovod_build import check
-from hvdtrain.launch.launchers import REGISTRY, Launcher, Request
+from hvdtrain.launch.launchers import REGISTRY, Launcher, Request, knows_other_nodes
 from hvdtrain.launch.local import STOP_SECONDS
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
-from hvdtrain.machine import find_mpirun
+from hvdtrain.machine import find_mpirun, gpu_of_each
 from hvdtrain.paths import find_job
 from hvdtrain.stop import RESTART
 
@@ -88,6 +88,10 @@ def _start(arguments: argparse.Namespace) -> int:
     options = {STALL_TIMEOUT_VARIABLE: arguments.stall_timeout, CONNECT_TIMEOUT_VARIABLE: arguments.connect_timeout}
     environment = {**os.environ, **{name: str(value) for name, value in options.items() if value is not None}}
     environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))
+    here = launcher.name == "mpirun" and not knows_other_nodes(environment)
+    if here and (gpus := gpu_of_each(arguments.ranks, environment)):
+        # mpirun gives all ranks the same variables: of as many GPUs as they are, each takes that of its local rank.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if arguments.run_dir is not None:
         arguments.run_dir.mkdir(parents=True, exist_ok=True)
         attempts.set_aside(arguments.run_dir)

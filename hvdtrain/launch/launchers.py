@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvdtrain.errors import UserError
 from hvdtrain.machine import find_mpirun
@@ -70,6 +71,31 @@ class Mpirun(Launcher):
         # More ranks than cores is the user's decision, said by submit; binding would put several on one core.
         options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
         return [*mpirun, "-n", str(request.ranks), *options, *request.command]
+
+
+#: Where mpirun is told of nodes besides by SLURM: by PBS, LSF and Grid Engine, and by whoever set it up.
+_HOST_FILES = (
+    "PBS_NODEFILE",
+    "LSB_DJOB_HOSTFILE",
+    "PE_HOSTFILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_default_hostfile",
+)
+
+
+def knows_other_nodes(environ: Mapping[str, str]) -> bool:
+    """Whether mpirun, started with `environ`, may put ranks on other nodes than this one."""
+    if environ.get("SLURM_JOB_NUM_NODES", "1") != "1":
+        return True
+    for name in _HOST_FILES:
+        if path := environ.get(name):
+            try:
+                lines = Path(path).read_text(encoding="utf-8").splitlines()
+            except OSError:
+                return True  # mpirun may know better where it is
+            if len({line.split()[0] for line in lines if line.strip()}) > 1:
+                return True
+    return False
 
 
 class Gloo(Launcher):

@@ -24,7 +24,7 @@ from types import FrameType
 
 from hvdtrain.errors import UserError, run_cli
 from hvdtrain.launch.orphans import die_with_parent
-from hvdtrain.machine import visible_gpus
+from hvdtrain.machine import gpu_of_each
 from hvdtrain.stop import RESTART
 
 #: Survivors of a failure end by themselves in about three seconds; after this they are killed.
@@ -64,12 +64,7 @@ def start(size: int, command: Sequence[str], cpus: int = 1) -> int:
     Raises:
         UserError: fewer GPUs than ranks, or the command cannot be started.
     """
-    gpus = visible_gpus(os.environ)
-    if gpus and size > len(gpus):
-        raise UserError(
-            f"{size} ranks need {size} GPUs, but this machine shows {len(gpus)}; "
-            "hide them with CUDA_VISIBLE_DEVICES= to train on CPUs"
-        )
+    gpus = gpu_of_each(size, os.environ)
     rendezvous, launch_id = tempfile.mkdtemp(prefix="hvdtrain-"), secrets.token_hex(8)
     stop = _StopRequest()
     ranks: list[_Rank] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from hvdtrain.launch import cli
 from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.machine import find_mpirun
 from hvdtrain.record import read_json
-from tests.unit.starting import run, script
+from tests.unit.starting import environment, run, script
+from tests.unit.test_machine import with_smi
 
 JOB = """
 import os, sys
@@ -124,6 +127,78 @@ def test_a_rank_that_is_killed_is_recorded(tmp_path: Path) -> None:
     result = result_of(tmp_path / "run")
     assert (result["status"], result["exit_code"]) == ("failed", 139)
     assert result["reason"] == "ended by signal SIGSEGV"
+
+
+# --- GPUs under mpirun ---
+
+
+@dataclass
+class Started:
+    """What was started last, and with which variables; nothing runs."""
+
+    command: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
+        self.command, self.environment = command, environment
+        return 0
+
+
+@pytest.fixture
+def by_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """`auto` takes mpirun on a machine with four GPUs, outside of any allocation."""
+    four = "#!/bin/sh\n" + "".join(f"echo 'GPU {index}: Tesla T4 (UUID: GPU-{index})'\n" for index in range(4))
+    monkeypatch.setenv("PATH", with_smi(tmp_path, four))
+    for name in os.environ.keys() - environment().keys() | {"CUDA_VISIBLE_DEVICES"}:
+        monkeypatch.delenv(name, raising=False)
+    started = Started()
+    monkeypatch.setattr(cli, "_mpi_is_ready", lambda: True)
+    monkeypatch.setattr("hvdtrain.launch.launchers.find_mpirun", lambda: "/bin/sh")
+    monkeypatch.setattr(cli, "_run", started)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("ranks", "variables", "expected"),
+    [
+        (2, {}, "0,1"),
+        (4, {}, "0,1,2,3"),
+        (2, {"CUDA_VISIBLE_DEVICES": "3,1,2"}, "3,1"),
+        (2, {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        (2, {"SLURM_JOB_NUM_NODES": "1"}, "0,1"),
+        # Ranks of other nodes have GPUs of their own, which mpirun's variables would hide.
+        (2, {"SLURM_JOB_NUM_NODES": "2"}, None),
+        (8, {"SLURM_JOB_NUM_NODES": "2"}, None),
+        (2, {"PBS_NODEFILE": "one"}, "0,1"),
+        (8, {"PBS_NODEFILE": "two"}, None),
+        (8, {"LSB_DJOB_HOSTFILE": "two"}, None),
+        (8, {"PRTE_MCA_prte_default_hostfile": "nowhere"}, None),
+    ],
+)
+def test_ranks_of_mpirun_see_as_many_gpus_as_they_are(
+    by_mpirun: Started,
+    ranks: int,
+    variables: dict[str, str],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "one").write_text("node1\nnode1\n")
+    (tmp_path / "two").write_text("node1 slots=4\nnode2 slots=4\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if "FILE" in name.upper() else value)
+    assert cli.main(["-n", str(ranks), str(script(tmp_path, JOB))]) == 0
+    assert list(by_mpirun.command[:1]) == ["/bin/sh"]
+    assert by_mpirun.environment.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_more_ranks_than_gpus_are_refused_under_mpirun_too(
+    by_mpirun: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--run-dir", str(tmp_path / "run"), "-n", "5", str(script(tmp_path, JOB))]
+    assert cli.main(given) == 2
+    assert capsys.readouterr().err.startswith("error: 5 ranks need 5 GPUs, but this machine shows 4; hide them with")
+    assert by_mpirun.command == () and not (tmp_path / "run").exists()
 
 
 # --- commands ---
