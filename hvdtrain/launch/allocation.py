@@ -24,6 +24,7 @@ class Allocation:
     """One job. `end` is in seconds since 1970 by the controller's clock; None without a limit, or where SLURM did not say.
 
     `alone` is what scontrol calls this job and no other: a task of an array may have the number of the whole array.
+    `preempted`: since its last start the job was told that it is to be preempted; with GraceTime it runs on for so long.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Allocation:
     may_requeue: bool = False
     gpus: Mapping[str, int] | None = None
     partition: str = ""
+    preempted: bool = False
 
     @property
     def gpu_types(self) -> list[str]:
@@ -110,6 +112,7 @@ def parse(job: str, text: str) -> Allocation:
         for name, count in parse_gres(gres).items():
             gpus[name] = gpus.get(name, 0) + count * _hosts(nodes)
     array, task = value("ArrayJobId"), value("ArrayTaskId")
+    started, preempted = _moment(value("StartTime")), _moment(value("PreemptTime"))
     return Allocation(
         job=job,
         alone=f"{array}_{task}" if array and task.isdigit() else job,
@@ -122,6 +125,8 @@ def parse(job: str, text: str) -> Allocation:
         may_requeue=value("Requeue") == "1",
         gpus=gpus,
         partition=value("Partition"),
+        # Both by the controller's clock. A time before the start may be left from the start before.
+        preempted=preempted is not None and (started is None or preempted >= started),
     )
 
 

@@ -194,6 +194,7 @@ class Batch:
             status,
             job_state=now.state,
             restarts=now.restarts > self.job.restarts,
+            preempted=now.preempted,
             left=self.left(),
             warning=self.warning,
             reason=str(noted.get("reason") or ""),

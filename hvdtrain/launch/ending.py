@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hvdtrain.stop import RESTART
+from hvdtrain.stop import RESTART, SIGNALS
 
 #: SLURM sends the signal of --signal up to this much too early.
 EARLY_SECONDS = 65.0
@@ -15,6 +15,8 @@ _PART_OF_LIMIT = 0.2
 _LEAST_SECONDS = 5.0
 #: What ranks say of an end that no program decided on. A program's own exception would only be raised again.
 _ACCIDENT = re.compile(r"died without a word|has not answered|no rank has made progress|did not arrive in time")
+#: What srun says of ranks that die of a request to stop, because they have not come to the point from which they catch it.
+_UNCAUGHT = {128 + number for number in SIGNALS}
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def judge(
     accidents: int,
     policy: Policy,
     restarts: bool = False,
+    preempted: bool = False,
 ) -> Ending:
     """Judge an attempt.
 
@@ -75,6 +78,7 @@ def judge(
         policy: what the user wants.
         restarts: whether SLURM has counted the next start already, which it does when it preempts without grace, when somebody
             requeues the job, and when its node fails.
+        preempted: whether SLURM has chosen this attempt for preemption, and told it.
     """
     if exit_status == 0 and recorded is not None:
         return Ending(recorded, reason)
@@ -92,6 +96,9 @@ def judge(
         return Ending("cancelled", "cancelled by scancel")
     if exit_status == RESTART or (timed_out and not recorded):
         return _stopped("timeout" if timed_out else "preempted", reason, progress, policy)
+    own_error = bool(reason) and not _ACCIDENT.search(reason)
+    if preempted and exit_status in _UNCAUGHT and (recorded == "preempted" or not (recorded or own_error)):
+        return _stopped("preempted", reason, progress, policy)
     if recorded == "diverged":
         return Ending("diverged", reason)
     reason = reason or _what(exit_status)

@@ -41,6 +41,20 @@ def ending_of(status: int, **more: Any) -> tuple[str, bool]:
         (75, {"recorded": "preempted", "job_state": "COMPLETING", "restarts": True}, ("preempted", False)),
         (143, {"job_state": "COMPLETING", "restarts": True}, ("preempted", False)),
         (143, {"job_state": "CANCELLED"}, ("cancelled", False)),
+        # Preempted before ranks catch signals, while they import: they die of the first one.
+        (143, {"preempted": True, "accidents": 1}, ("preempted", True)),
+        (138, {"preempted": True, "accidents": 1, "progress": False}, ("preempted", True)),
+        (140, {"preempted": True, "accidents": 1}, ("preempted", True)),
+        (143, {"preempted": True, "policy": Policy(on=("timeout",))}, ("preempted", False)),
+        (143, {"preempted": True, "job_state": "COMPLETING"}, ("cancelled", False)),
+        (143, {"accidents": 1}, ("failed", False)),
+        (139, {"preempted": True, "accidents": 1}, ("failed", False)),
+        # srun ends the others by SIGTERM when one fails, and that one has said why.
+        (143, {"preempted": True, "recorded": "failed", "reason": "ValueError: no"}, ("failed", False)),
+        (143, {"preempted": True, "accidents": 1, "reason": "rank 3 on b failed: ValueError: no"}, ("failed", False)),
+        # Of several, some caught it already.
+        (143, {"preempted": True, "accidents": 1, "reason": DIED}, ("preempted", True)),
+        (143, {"preempted": True, "recorded": "preempted", "reason": "rank 0 was asked to stop"}, ("preempted", True)),
         # accidents have a budget, a program's own errors have none
         (1, {"recorded": "failed", "reason": DIED}, ("failed", True)),
         (137, {}, ("failed", True)),
@@ -117,6 +131,21 @@ def test_what_slurm_says_of_the_job() -> None:
     assert job.limit == 26 * 3600 + 30
     assert job.gpus == {"t4": 4, "v100": 2}
     assert job.gpu_types == ["t4", "v100"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", False),  # hidden where nothing is preempted
+        ("PreemptEligibleTime=2026-01-01T10:00:00 PreemptTime=None", False),
+        ("PreemptEligibleTime=2026-01-01T10:00:00 PreemptTime=2026-01-01T10:00:07", True),
+        # That was an attempt before.
+        ("PreemptEligibleTime=2026-01-01T09:00:00 PreemptTime=2026-01-01T09:59:59", False),
+        ("PreemptTime=None SuspendTime=None SecsPreSuspend=0", False),
+    ],
+)
+def test_whether_this_attempt_was_chosen_for_preemption(line: str, expected: bool) -> None:
+    assert allocation.parse("7", JOB.replace("   Partition=all", f"   {line}\n   Partition=all")).preempted is expected
 
 
 def array_task(number: int, task: int, gpus: int) -> str:
