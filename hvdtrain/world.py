@@ -53,8 +53,8 @@ def detect(environ: Environment | None = None) -> World:
     """The world that the launcher of this process describes; a world of one when nothing launched it.
 
     Raises:
-        UserError: variables are missing, malformed or contradict each other, or a SLURM allocation of several
-            tasks was entered without srun.
+        UserError: variables are missing, malformed or contradict each other, a SLURM allocation of several tasks was
+            entered without srun, or an mpirun that is not Open MPI's started several of this process.
     """
     environ = os.environ if environ is None else environ
     for started_by, parse in PARSERS.values():
@@ -112,7 +112,7 @@ def slurm_task(environ: Environment | None = None) -> int | None:
 
 def rank_variables(environ: Environment | None = None) -> list[str]:
     """Variables in the environment by which a launcher tells a process its rank."""
-    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
     return [name for name in names if name in (os.environ if environ is None else environ)]
 
 
@@ -143,6 +143,36 @@ def _open_mpi(environ: Environment) -> World:
     cross_size = -(-size // max(1, local_size))
     cross_rank = min(rank // max(1, local_size), cross_size - 1)
     return World(rank, size, local_rank, local_size, cross_rank, cross_size, _hostname(environ), "cpu", "mpirun")
+
+
+def _another_mpi(environ: Environment) -> World:
+    name, size = _size_by_another_mpi(environ)
+    raise UserError(
+        f"this process is one of {size} that were started by an mpirun that is not Open MPI's ({name}={size}): it does not tell "
+        "them their places, so each would train alone and write the records of all. Start them with srun, Open MPI's mpirun, or "
+        "python -m hvdtrain.launch --launcher local   (or export HVDTRAIN_LAUNCHER=none to train alone)"
+    )
+
+
+def _size_by_another_mpi(environ: Environment) -> tuple[str, int]:
+    """The variable by which MPICH, Intel MPI or MVAPICH tells the size of a world, and that size; 0 without any."""
+    for name in ("PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        if (value := environ.get(name, "")).isdecimal():
+            return name, int(value)
+    return "", 0
+
+
+def _by_another_mpi(environ: Environment) -> bool:
+    _, size = _size_by_another_mpi(environ)
+    if size < 2 or environ.get("HVDTRAIN_LAUNCHER") == "none":
+        return False
+    # srun --mpi=pmi2 sets PMI_SIZE too. In an allocation Hydra, which alone sets MPI_LOCALNRANKS, starts one daemon on each node by
+    # srun, and its ranks inherit the daemon's place.
+    return not _in_slurm_step(environ) or ("MPI_LOCALNRANKS" in environ and str(size) != _tasks_of_step(environ))
+
+
+def _tasks_of_step(environ: Environment) -> str:
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
 
 
 def _slurm(environ: Environment) -> World:
@@ -185,6 +215,7 @@ PARSERS: Mapping[str, tuple[Callable[[Environment], bool], Callable[[Environment
     # Set by our own local starter, or by hand; more particular than the allocation around it.
     "horovod": (lambda environ: "HOROVOD_RANK" in environ, _horovod),
     "open mpi": (lambda environ: "OMPI_COMM_WORLD_RANK" in environ, _open_mpi),
+    "another mpi": (_by_another_mpi, _another_mpi),
     "slurm": (_in_slurm_step, _slurm),
     "pmix": (lambda environ: "PMIX_RANK" in environ, _pmix),
 }

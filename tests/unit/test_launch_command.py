@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdtrain.errors import UserError
+from hvdtrain.horovod_build import check
 from hvdtrain.launch import cli
 from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.machine import find_mpirun
@@ -254,6 +255,20 @@ def test_auto_starts_one_rank_without_a_launcher() -> None:
     assert cli.choose("auto", 1).name == "none"
     assert cli.choose("auto", 2).name in ("local", "mpirun")
     assert cli.choose("local", 1).name == "local"
+
+
+@pytest.mark.parametrize(
+    ("mpi", "launcher"), [("Open MPI 5.0.11", "mpirun"), ("Open MPI unknown", "mpirun"), ("MPICH 4.2.1", "local"), (None, "local")]
+)  # fmt: skip
+def test_auto_takes_only_an_mpirun_that_tells_ranks_their_places(
+    mpi: str | None, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = check.installed()
+    assert build is not None
+    monkeypatch.setattr(check, "installed", lambda: replace(build, mpi=mpi))
+    monkeypatch.setattr(cli, "find_mpirun", lambda: "/bin/sh")
+    monkeypatch.setattr("hvdtrain.launch.launchers.find_mpirun", lambda: "/bin/sh")
+    assert cli.choose("auto", 2).name == launcher
 
 
 def test_the_launcher_none_has_one_rank() -> None:

@@ -47,6 +47,12 @@ MPIRUN_RANK1 = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_NODE_RANK": "1", "OMPI_VERSION": "5.0.11",
     "PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-vm-12943@1", "PMIX_HOSTNAME": "vm",
 }  # fmt: skip
+# mpirun of MPICH 4 (Hydra, which is Intel MPI's and MVAPICH's too); and its ranks in a SLURM allocation, where it starts its
+# daemons by srun, whose places they inherit.
+HYDRA_RANK1 = {
+    "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1",
+}  # fmt: skip
+HYDRA_BY_SRUN = slurm(0, 0, 0, 1, "1", "hvd-t4-1") | HYDRA_RANK1
 HERE = socket.gethostname()
 
 
@@ -66,6 +72,23 @@ WORLDS: dict[str, tuple[Variables, World]] = {
     "srun 2x2 without step size": (WITHOUT_STEP_SIZE, World(2, 4, 0, 2, 1, 2, "hvd-t4-2", "cpu", "gloo")),
     "srun --mpi=pmix": (PMIX_2X2_RANK1, World(1, 4, 1, 2, 0, 2, "hvd-t4-1", "cpu", "pmix")),
     "srun --mpi=pmi2": (PMI2_2X2_RANK1, World(1, 4, 1, 2, 0, 2, "hvd-t4-2", "cpu", "gloo")),
+    # Ranks of an mpirun may start a world of their own.
+    "srun by a rank of mpirun": (
+        SRUN_2X2_RANK2 | {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        World(2, 4, 0, 2, 1, 2, "hvd-t4-2", "cpu", "gloo"),
+    ),
+    "local starter by a rank of mpirun": (
+        HYDRA_RANK1 | horovod(0, 2, 0, 2, 0, 1),
+        World(0, 2, 0, 2, 0, 1, HERE, "cpu", "gloo"),
+    ),
+    "mpirun of MPICH, one rank": (
+        HYDRA_RANK1 | {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        World(0, 1, 0, 1, 0, 1, HERE, "cpu", "none"),
+    ),
+    "mpirun of MPICH, alone on purpose": (
+        HYDRA_RANK1 | {"HVDTRAIN_LAUNCHER": "none"},
+        World(0, 1, 0, 1, 0, 1, HERE, "cpu", "none"),
+    ),
     "srun in a batch script": (
         BATCH_SCRIPT | slurm(1, 1, 0, 4, "2(x2)", "hvd-t4-1"),
         World(1, 4, 1, 2, 0, 2, "hvd-t4-1", "cpu", "gloo"),
@@ -175,6 +198,16 @@ MISTAKES: dict[str, tuple[Variables, list[str]]] = {
     ),
     "horovod garbled": (HOROVOD_5_OF_8 | {"HOROVOD_SIZE": "8.0"}, ["HOROVOD_SIZE=8.0 is not a whole number"]),
     "horovod cross rank": (HOROVOD_5_OF_8 | {"HOROVOD_CROSS_RANK": "2"}, ["cross_rank 2 does not lie in 0..1"]),
+    "mpirun of MPICH": (
+        HYDRA_RANK1,
+        ["PMI_SIZE=4", "not Open MPI's", "srun", "python -m hvdtrain.launch --launcher local"],
+    ),
+    "mpirun of MPICH in a batch script": (BATCH_SCRIPT | HYDRA_RANK1, ["PMI_SIZE=4", "not Open MPI's"]),
+    "mpirun of MPICH by srun": (HYDRA_BY_SRUN, ["PMI_SIZE=4", "not Open MPI's"]),
+    "mpirun_rsh of MVAPICH": (
+        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
+        ["MV2_COMM_WORLD_SIZE=2", "not Open MPI's"],
+    ),
     "PMIx of something else": ({"PMIX_RANK": "3"}, ["PMIX_RANK=3", "srun --mpi=pmix or mpirun"]),
 }
 
