@@ -13,16 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdtrain.doctor.check import REGISTRY, Context, Finding, failed, ok, skipped, warning
+from hvdtrain.launch.preflight import RENDEZVOUS_DIR_VARIABLE, LaunchError, meeting_file
 
 _PART = "node"
 _FREE_GB = 5
 _SKEW_SECONDS = 5.0
+#: Where file systems of one machine usually are.
+_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch/local", "/local")
+_UNFOUND = "ranks that plain srun starts without a run folder would not find rank 0, which says there where it is"
 
 
 @contextlib.contextmanager
-def _scratch(context: Context) -> Iterator[Path]:
-    """A folder of our own where the studies' folder is, or would be; gone afterwards."""
-    base = next(path for path in (context.folder.absolute(), *context.folder.absolute().parents) if path.is_dir())
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder of our own where `folder` is, or would be; gone afterwards."""
+    base = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     place = base / f".hvdtrain-doctor-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     place.mkdir()
     try:
@@ -35,7 +39,7 @@ def _scratch(context: Context) -> Iterator[Path]:
 def run_folder(context: Context) -> Finding:
     """Can records be written there, and is there room?"""
     try:
-        with _scratch(context) as place:
+        with _scratch(context.folder) as place:
             (place / "probe").write_bytes(b"x" * 4096)
             free = shutil.disk_usage(place).free / 1e9
     except OSError as error:
@@ -57,7 +61,7 @@ def run_folder(context: Context) -> Finding:
 def atomic_rename(context: Context) -> Finding:
     """Does a rename replace a file in one step? Records and checkpoints rely on it."""
     try:
-        with _scratch(context) as place:
+        with _scratch(context.folder) as place:
             for text in ("old", "new"):
                 (place / "aside").write_text(text)
                 os.replace(place / "aside", place / "file")
@@ -79,7 +83,7 @@ def atomic_rename(context: Context) -> Finding:
 def file_locks(context: Context) -> Finding:
     """Do locks work? Two submits at once on a study are kept apart by one."""
     try:
-        with _scratch(context) as place, open(place / "lock", "w") as first, open(place / "lock") as second:
+        with _scratch(context.folder) as place, open(place / "lock", "w") as first, open(place / "lock") as second:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +103,7 @@ def file_locks(context: Context) -> Finding:
 def file_clock(context: Context) -> Finding:
     """Does the file system's clock agree with this machine's?"""
     try:
-        with _scratch(context) as place:
+        with _scratch(context.folder) as place:
             before = time.time()
             (place / "probe").touch()
             skew = (place / "probe").stat().st_mtime - (before + time.time()) / 2
@@ -116,15 +120,32 @@ def file_clock(context: Context) -> Finding:
 
 @REGISTRY.add(_PART, "meeting-folder")
 def meeting_folder(context: Context) -> Finding:
-    """Is the folder where ranks find rank 0 shared by all nodes?"""
-    given = os.environ.get("HVDTRAIN_RENDEZVOUS_DIR")
-    place = Path(given) if given else context.folder
-    local = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch/local", "/local")
-    text = str(place.absolute())
-    if any(text == each or text.startswith(each + "/") for each in local) and "HVDTRAIN_TESTCLUSTER" not in os.environ:
+    """Can rank 0 say where it is, in a folder that all nodes see?"""
+    try:
+        place = meeting_file().parent.absolute()
+    except LaunchError as error:
+        return warning(str(error), _UNFOUND, f"export {RENDEZVOUS_DIR_VARIABLE}=...")
+    given = bool(os.environ.get(RENDEZVOUS_DIR_VARIABLE))
+    # Ranks of a study meet in its folder, unless the variable names another; those that plain srun starts, in the home.
+    local = [path for path in ([place] if given else [place, context.folder.absolute()]) if _of_one_machine(path)]
+    if local and "HVDTRAIN_TESTCLUSTER" not in os.environ:
         return warning(
-            f"{text} looks like a folder of this machine alone",
+            f"{local[0]} looks like a folder of this machine alone",
             "ranks on other nodes would wait for a file that they never see",
-            "keep studies on the shared file system (--out), or set HVDTRAIN_RENDEZVOUS_DIR",
+            f"keep studies on the shared file system (--out), or set {RENDEZVOUS_DIR_VARIABLE}",
         )
-    return ok(f"ranks meet in {text}")
+    try:
+        with _scratch(place) as probe:
+            (probe / "address").write_text("here")
+    except OSError as error:
+        told = (
+            f"{place} cannot be written: {error.strerror}",
+            "ranks would not find rank 0, which says there where it is" if given else _UNFOUND,
+            f"set {RENDEZVOUS_DIR_VARIABLE} to a folder that all nodes see and may write",
+        )
+        return failed(*told) if given else warning(*told)
+    return ok(f"ranks meet in {place}")
+
+
+def _of_one_machine(path: Path) -> bool:
+    return any(str(path) == each or str(path).startswith(each + "/") for each in _LOCAL)

@@ -27,6 +27,7 @@ from hvdtrain.world import World, launch_id
 CONNECT_TIMEOUT_VARIABLE = "HVDTRAIN_CONNECT_TIMEOUT"
 STALL_TIMEOUT_VARIABLE = "HVDTRAIN_STALL_TIMEOUT"
 RENDEZVOUS_DIR_VARIABLE = "HVDTRAIN_RENDEZVOUS_DIR"
+_ANOTHER_FOLDER = f"set {RENDEZVOUS_DIR_VARIABLE} (or --run-dir) to a folder that all nodes see and may write"
 DEFAULT_CONNECT_TIMEOUT = 300.0
 DEFAULT_STALL_TIMEOUT = 300.0
 
@@ -65,10 +66,30 @@ def seconds_from(variable: str, default: float) -> float:
 
 
 def meeting_file() -> Path:
-    """Where rank 0 publishes its address: a folder that all nodes see, one file for each start of a world."""
+    """Where rank 0 publishes its address: a folder that all nodes see, one file for each start of a world.
+
+    Raises:
+        LaunchError: no folder is named, and this user has no home.
+    """
     run_dir = os.environ.get("HVDTRAIN_RUN_DIR")
     folder = os.environ.get(RENDEZVOUS_DIR_VARIABLE) or (run_dir and f"{run_dir}/.rendezvous")
-    return Path(folder or Path.home() / ".cache" / "hvdtrain" / "rendezvous") / launch_id()
+    try:
+        return Path(folder or Path.home() / ".cache" / "hvdtrain" / "rendezvous") / launch_id()
+    except RuntimeError:
+        raise LaunchError(f"there is no home folder on {platform.node()} to meet in: {_ANOTHER_FOLDER}") from None
+
+
+def publish(address: Address, file: Path, node: str) -> None:
+    """Rank 0, on `node`, says at `file` where it is.
+
+    Raises:
+        LaunchError: the folder cannot be written. The other ranks cannot hear of that, so rank 0 says it for all.
+    """
+    try:
+        address.publish(file)
+    except OSError as error:
+        told = f"{file.parent} cannot be written on {node} ({error.strerror}): {_ANOTHER_FOLDER}"
+        raise LaunchError(told, agreed=True) from None
 
 
 def interface_towards(address: str | None) -> network.Interface:

@@ -40,6 +40,7 @@ from hvdtrain.launch.preflight import (
     meet,
     meeting_file,
     own_problem,
+    publish,
     seconds_from,
 )
 from hvdtrain.launch.rendezvous import Address, Client, Server, exchange
@@ -111,7 +112,7 @@ class Session:
             assert self._server is not None
             # Without a usable address the others cannot ask rank 0: the file itself tells them.
             address = Address(host, 0, "", unreachable) if unreachable else self._server.address
-            address.publish(self._file)
+            publish(address, self._file, self.world.node)
             if unreachable:
                 raise LaunchError(unreachable, agreed=True)
         self._client = meet(self.world, self._framework, self._file, problem, self._connect_timeout)

@@ -91,6 +91,51 @@ def test_a_folder_that_cannot_be_written() -> None:
     assert outcome("atomic-rename", Path("/proc/sys"))["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("variables", "status", "words"),
+    [
+        ({"HOME": "home"}, "ok", "/home/.cache/hvdtrain/rendezvous"),
+        # Ranks that plain srun starts, without a run folder, meet in the home.
+        ({"HOME": "file"}, "warning", "/file/.cache/hvdtrain/rendezvous cannot be written: Not a directory"),
+        ({"HOME": "file", "HVDTRAIN_RUN_DIR": "run"}, "ok", "/run/.rendezvous"),
+        ({"HOME": "file", "HVDTRAIN_RENDEZVOUS_DIR": "shared"}, "ok", "/shared"),
+        ({"HOME": "home", "HVDTRAIN_RENDEZVOUS_DIR": "file/x"}, "failed", "/file/x cannot be written: Not a directory"),
+    ],
+)
+def test_where_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], status: str, words: str
+) -> None:
+    (tmp_path / "file").touch()
+    for name in ("HVDTRAIN_RUN_DIR", "HVDTRAIN_RENDEZVOUS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HVDTRAIN_TESTCLUSTER", "1")  # elsewhere what is in /tmp is a warning
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    found = outcome("meeting-folder", tmp_path / "studies")
+    assert (found["status"], words in found["what"]) == (status, True), found
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HOME": "/home/ada"}, "studies"),
+        ({"HOME": "/tmp"}, "/tmp/.cache"),
+        ({"HVDTRAIN_RENDEZVOUS_DIR": "/tmp/x"}, "/tmp/x"),
+    ],
+)
+def test_folders_of_one_machine_alone_are_no_place_to_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
+    for name in ("HVDTRAIN_TESTCLUSTER", "HVDTRAIN_RUN_DIR", "HVDTRAIN_RENDEZVOUS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = outcome("meeting-folder", Path("/tmp/studies" if place == "studies" else "/home/ada/studies"))
+    assert found["status"] == "warning"
+    assert place in found["what"] and "looks like a folder of this machine alone" in found["what"]
+
+
 def test_a_wrong_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hvdtrain.toml").write_text('[site]\npartion = "x"\n')
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -13,10 +14,12 @@ import pytest
 
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
-from hvdtrain.launch.preflight import gloo_variables, own_problem, seconds_from
+from hvdtrain.launch.preflight import LaunchError, gloo_variables, meeting_file, own_problem, seconds_from
 from hvdtrain.launch.rendezvous import Address
 from hvdtrain.launch.session import Session
+from hvdtrain.record import read_json
 from hvdtrain.world import World
+from tests.unit.starting import run, script
 
 ALONE = World(0, 2, 0, 2, 0, 1, "node1", "cpu", "local")
 
@@ -115,6 +118,33 @@ def test_gloo_is_told_both_of_its_switches_and_no_proxy(monkeypatch: pytest.Monk
     assert (variables["HOROVOD_CONTROLLER"], variables["HOROVOD_CPU_OPERATIONS"]) == ("gloo", "gloo")
     assert variables["no_proxy"] == variables["NO_PROXY"] == "localhost,10.0.0.1"
     assert (variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"], variables["HOROVOD_HOSTNAME"]) == ("0", "2", "node1")
+
+
+def test_a_meeting_folder_that_cannot_be_written_is_said_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    folder = tmp_path / "file" / "meeting"
+    variables = {f"HOROVOD_{name}": value for name, value in place.items()} | {"HVDTRAIN_RENDEZVOUS_DIR": str(folder)}
+    job = script(tmp_path, "import hvdtrain.torch as ht\nht.init()\n")
+    ended = run("hvdtrain.run", "--run-dir", tmp_path / "run", job, **variables)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {folder} cannot be written on "), ended.stderr
+    assert "(Not a directory): set HVDTRAIN_RENDEZVOUS_DIR (or --run-dir) to a folder" in ended.stderr
+    result = read_json(tmp_path / "run" / "result.json")
+    assert result is not None and result["status"] == "failed" and "cannot be written" in result["reason"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    for name in ("HVDTRAIN_RENDEZVOUS_DIR", "HVDTRAIN_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LaunchError, match=r"no home folder.*set HVDTRAIN_RENDEZVOUS_DIR \(or --run-dir\) to a folder"):
+        meeting_file()
+    monkeypatch.setenv("HVDTRAIN_RUN_DIR", "/shared/run")
+    assert meeting_file().parent == Path("/shared/run/.rendezvous")
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
