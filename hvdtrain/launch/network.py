@@ -112,7 +112,8 @@ def own_address(world: World) -> str:
     Raises:
         UserError: no address of this node leads to the others.
     """
-    if world.nodes <= 1:
+    # Not its `nodes`: a rank of which no other node has the local rank takes them for one.
+    if world.local_size == world.size:
         return "127.0.0.1"
     peer = another_node(world)
     return choose(None, resolve(peer)).address if peer else resolve(socket.gethostname())

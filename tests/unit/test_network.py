@@ -9,6 +9,7 @@ import pytest
 from hvdtrain.errors import UserError
 from hvdtrain.launch import network
 from hvdtrain.launch.network import Interface
+from hvdtrain.world import detect
 
 # TEST-NET-3 (RFC 5737): an address of another node that nobody has.
 ELSEWHERE = "203.0.113.1"
@@ -82,6 +83,29 @@ def test_towards_an_own_address_finds_an_interface_that_exists() -> None:
 )
 def test_interfaces_that_lead_nowhere(name: str, address: str, stays: bool) -> None:
     assert Interface(name, address).stays_on_node is stays
+
+
+@pytest.mark.parametrize(
+    ("procid", "localid", "nodeid", "per_node", "expected"),
+    [
+        (0, 0, 0, "2,1", "10.0.0.7 towards b"),
+        # No other node has its local rank, and yet there is another node.
+        (1, 1, 0, "2,1", "10.0.0.7 towards b"),
+        (2, 0, 1, "2,1", "10.0.0.7 towards a"),
+        (1, 1, 0, "2", "127.0.0.1"),
+    ],
+)
+def test_the_address_of_a_rank_leads_to_its_node_from_others(
+    procid: int, localid: int, nodeid: int, per_node: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = ["a", "b"][: per_node.count(",") + 1]
+    variables = {"PROCID": procid, "LOCALID": localid, "NODEID": nodeid, "STEP_ID": 0, "STEP_TASKS_PER_NODE": per_node}
+    variables |= {"STEP_NUM_TASKS": sum(map(int, per_node.split(","))), "STEP_NODELIST": ",".join(nodes)}
+    environ = {f"SLURM_{name}": str(value) for name, value in variables.items()} | {"SLURMD_NODENAME": nodes[nodeid]}
+    monkeypatch.setenv("SLURM_STEP_NODELIST", environ["SLURM_STEP_NODELIST"])
+    monkeypatch.setattr(network, "resolve", lambda host: host)
+    monkeypatch.setattr(network, "choose", lambda wanted, peer: Interface("eth0", f"10.0.0.7 towards {peer}"))
+    assert network.own_address(detect(environ)) == expected
 
 
 def test_resolve() -> None:
