@@ -31,7 +31,7 @@ def host_name(context: Context) -> Finding:
     if address.startswith("127."):
         return warning(
             f"{name} is {address} here",
-            "mpirun over several nodes takes its own address from its name; srun with Gloo does not mind",
+            "with mpirun over several nodes rank 0 can only guess where the others reach it; srun does not mind",
             f"give {name} its real address in /etc/hosts",
         )
     return ok(f"{name} is {address}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from hvdtrain.world import World, another_node
 
 # Addresses that look like a network and lead nowhere outside this node.
 _INSIDE_ONLY = ("docker", "br-", "virbr", "veth", "podman", "cni")
+# Nobody's address, in TEST-NET-3 (RFC 5737): the default route leads there.
+_ELSEWHERE = "203.0.113.1"
 
 
 @dataclass(frozen=True)
@@ -115,5 +119,18 @@ def own_address(world: World) -> str:
     # Not its `nodes`: a rank of which no other node has the local rank takes them for one.
     if world.local_size == world.size:
         return "127.0.0.1"
-    peer = another_node(world)
-    return choose(None, resolve(peer)).address if peer else resolve(socket.gethostname())
+    if peer := another_node(world):
+        return choose(None, resolve(peer)).address
+    # mpirun does not tell other nodes' names; the address of our own name is the one they know.
+    address = resolve(socket.gethostname())
+    outside = _outside() if address.startswith("127.") else None
+    return address if outside is None else outside.address
+
+
+def _outside() -> Interface | None:
+    """The interface that other nodes most likely reach: what the user chose, that of the default route, or any that leaves here."""
+    here = interfaces()
+    found = [here.get(os.environ.get("HOROVOD_GLOO_IFACE", ""))]
+    with contextlib.suppress(UserError):  # there may be no default route
+        found.append(towards(_ELSEWHERE))
+    return next((each for each in [*found, *here.values()] if each is not None and not each.stays_on_node), None)

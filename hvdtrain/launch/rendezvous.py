@@ -167,10 +167,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Client:
-    """One rank's connection to the control channel; reconnects once if the server dropped it."""
+    """One rank's connection to the control channel; reconnects once if the server dropped it.
+
+    Attributes:
+        answered: whether rank 0 has ever answered.
+    """
 
     def __init__(self, address: Address, rank: int, timeout: float = 3.0) -> None:
         self.address = address
+        self.answered = False
         self._rank = rank
         self._timeout = timeout
         self._connection: HTTPConnection | None = None
@@ -194,6 +199,7 @@ class Client:
                     if response.status != HTTPStatus.OK:
                         raise ConnectionError(f"{self.address.host}:{self.address.port} answered {response.status}")
                     answer: Message = json.loads(text)
+                    self.answered = True
                     return answer
                 except (OSError, HTTPException, ValueError) as error:
                     self._drop()

@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -165,11 +164,7 @@ class Session:
 
     def _open_control(self) -> Address:
         """Start the control channel when MPI, not we, brought the ranks together."""
-        peer = self._peer_address()
-        interface = network.choose(None, peer)
-        # mpirun does not tell other nodes' names; the address of our own name is the one they know.
-        several = self.world.local_size < self.world.size
-        self._serve(network.resolve(socket.gethostname()) if several and peer is None else interface.address)
+        self._serve(network.own_address(self.world))
         assert self._supervisor is not None and self._server is not None
         self._supervisor.start()
         return self._server.address

@@ -84,15 +84,23 @@ class Watchdog:
         return Verdict(**answer["verdict"]) if answer["state"] == "end" else None
 
     def _unanswered(self, frozen: bool) -> Verdict | None:
-        """Rank 0 did not answer: is it dead (its port is closed), or frozen (its kernel still listens)?"""
+        """Rank 0 did not answer: is it dead (its port is closed), frozen (its kernel still listens), or out of reach?"""
         if self._stop.is_set():
             return None
         silent = time.monotonic() - self._answered
-        if not frozen and silent > GONE_SECONDS:
-            return Verdict(0, "rank 0 died without a word (killed, out of memory, or crashed in native code)")
-        if frozen and self._stall_timeout and silent > self._stall_timeout:
+        patience = (self._stall_timeout or float("inf")) if frozen else GONE_SECONDS
+        if silent <= patience:
+            return None
+        if not self._client.answered:
+            address = self._client.address
+            return Verdict(
+                self._rank,
+                f"rank {self._rank} on {self._node} cannot reach rank 0 at {address.host}:{address.port}: its name leads to an "
+                "address that other nodes do not reach (see /etc/hosts there), or a firewall stands between them",
+            )
+        if frozen:
             return Verdict(0, f"rank 0 has not answered for {silent:.0f} s: frozen, or stuck in native code")
-        return None
+        return Verdict(0, "rank 0 died without a word (killed, out of memory, or crashed in native code)")
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main or 0)
@@ -105,8 +113,8 @@ class Watchdog:
 
     def end(self, verdict: Verdict) -> NoReturn:
         """Say why, once for the world, and end this process without asking anybody's leave: the main thread may never return."""
-        # Rank 0 speaks for all; if it is the one that died, the next one does.
-        speaker = 1 if verdict.rank == 0 else 0
+        # Rank 0 speaks for all; if it is the one that died, the next one does. Of whom it has never heard, it cannot speak.
+        speaker = 1 if verdict.rank == 0 else 0 if self._client.answered else self._rank
         if self._rank == speaker:
             say(f"{verdict.reason}; ending all other ranks")
             if verdict.details:

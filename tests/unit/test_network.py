@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hvdtrain.errors import UserError
-from hvdtrain.launch import network
+from hvdtrain.launch import network, session
 from hvdtrain.launch.network import Interface
-from hvdtrain.world import detect
+from hvdtrain.launch.rendezvous import Address
+from hvdtrain.world import World, detect
 
 # TEST-NET-3 (RFC 5737): an address of another node that nobody has.
 ELSEWHERE = "203.0.113.1"
@@ -106,6 +109,49 @@ def test_the_address_of_a_rank_leads_to_its_node_from_others(
     monkeypatch.setattr(network, "resolve", lambda host: host)
     monkeypatch.setattr(network, "choose", lambda wanted, peer: Interface("eth0", f"10.0.0.7 towards {peer}"))
     assert network.own_address(detect(environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("own_name", "route", "wanted", "expected"),
+    [
+        ("10.0.0.7", "10.0.0.9", None, "10.0.0.7"),
+        # As Debian's /etc/hosts has it: an interface that leaves the node, best that of the default route.
+        ("127.0.1.1", "10.0.0.9", None, "10.0.0.9"),
+        ("127.0.1.1", None, None, "10.1.0.7"),
+        ("127.0.1.1", "172.17.0.1", None, "10.1.0.7"),
+        ("127.0.1.1", "10.0.0.9", "ib0", "10.1.0.7"),
+        ("127.0.1.1", "10.0.0.9", "nope", "10.0.0.9"),
+    ],
+)
+def test_the_address_of_a_node_whose_name_stays_at_home(
+    own_name: str, route: str | None, wanted: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [Interface("lo", "127.0.0.1"), Interface("docker0", "172.17.0.1"), Interface("ib0", "10.1.0.7")]
+    here.append(Interface("eth0", "10.0.0.9"))
+
+    def towards(address: str) -> Interface:
+        if route is None:
+            raise UserError("no route")
+        return next(each for each in here if each.address == route)
+
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", wanted or "")
+    monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
+    monkeypatch.setattr(network, "resolve", lambda host: own_name)
+    monkeypatch.setattr(network, "interfaces", lambda: {each.name: each for each in here})
+    monkeypatch.setattr(network, "towards", towards)
+    # mpirun tells no names of other nodes.
+    world = World(0, 4, 0, 2, 0, 2, "node1", "cpu", "mpirun")
+    assert network.own_address(world) == expected
+    # There rank 0 serves the control channel.
+    served: list[str] = []
+
+    def serve(host: str, control: Any, gone: Any) -> SimpleNamespace:
+        served.append(host)
+        return SimpleNamespace(address=Address(host, 4711, "s"))
+
+    monkeypatch.setattr(session, "Server", serve)
+    assert session.Session(world, "torch")._open_control().host == expected
+    assert served == [expected]
 
 
 def test_resolve() -> None:
