@@ -147,15 +147,22 @@ class SupersededError(RuntimeError):
 
 
 def superseded(folder: Path) -> bool:
-    """Whether a later attempt at this run has begun: then nothing may be written any more."""
+    """Whether a later attempt at this run has begun: then nothing may be written any more.
+
+    A file that cannot be read (a file server that is away) says nothing of that.
+    """
     mine = os.environ.get(ATTEMPT_VARIABLE)
     if mine is None:
         return False
     try:
         present = read_json(folder / "slurm.json")
-    except ValueError:
+    except (OSError, ValueError):
         return False
     return present is not None and present.get("attempt") != mine
+
+
+#: What may keep `note` and `finish` from writing: to a rank that ends, ending matters more; its launcher records that, too.
+UNWRITTEN = (OSError, ValueError, SupersededError)
 
 
 def check_current(folder: Path) -> None:

@@ -7,6 +7,7 @@ The job itself needs none of this and runs as a plain script too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import signal
@@ -114,7 +115,8 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
             ending = f"; exit status {status} means start me again" if stopped else ""
             print(f"{'stopped' if stopped else 'error'}: {error}{ending}", file=sys.stderr)
             if folder is not None:
-                record.finish(folder, outcome, status, str(error))
+                with contextlib.suppress(*record.UNWRITTEN):
+                    record.finish(folder, outcome, status, str(error))
         session.close(after_rank_0=True)
         leave(status)
     session.fail(error, status)

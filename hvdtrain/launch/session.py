@@ -238,9 +238,10 @@ class Session:
             say(str(error) if plain else "".join(traceback.format_exception(error)))
             what = "was asked to stop" if restart else "failed"
             reason_on_record = f"rank {self.world.rank} on {self.world.node} {what}: {_last_line(reason)}"
-            record.note(reason=reason_on_record)
-            if restart and self.world.rank == 0 and (folder := record.run_dir()) is not None:
-                record.finish(folder, "preempted", status, reason_on_record)
+            with contextlib.suppress(*record.UNWRITTEN):
+                record.note(reason=reason_on_record)
+                if restart and self.world.rank == 0 and (folder := record.run_dir()) is not None:
+                    record.finish(folder, "preempted", status, reason_on_record)
         if self._client is None:
             leave(status)
         self._tell_failure(reason, consequence, status)
@@ -290,7 +291,8 @@ class Session:
         if self._server:
             self._server.close()
         if self._file is not None and self.world.rank == 0:
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it leads nowhere any more
+                self._file.unlink(missing_ok=True)
         self._watchdog = None
 
 

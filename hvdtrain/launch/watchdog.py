@@ -119,11 +119,12 @@ class Watchdog:
             say(f"{verdict.reason}; ending all other ranks")
             if verdict.details:
                 say(verdict.details)
-            record.note(reason=verdict.reason)
-            if verdict.status == RESTART and self._rank == 0 and (folder := record.run_dir()) is not None:
-                record.finish(folder, "preempted", RESTART, verdict.reason)
+            with contextlib.suppress(*record.UNWRITTEN):
+                record.note(reason=verdict.reason)
+                if verdict.status == RESTART and self._rank == 0 and (folder := record.run_dir()) is not None:
+                    record.finish(folder, "preempted", RESTART, verdict.reason)
         elif self._rank != verdict.rank:
-            print(f"hvdtrain: {verdict.reason}", file=sys.stderr)
+            _print(f"hvdtrain: {verdict.reason}")
         if self._supervisor:
             wait_until(self._supervisor.all_left, seconds=3.0)
         leave(verdict.status)
@@ -144,7 +145,13 @@ def say(text: str) -> None:
     try:
         os.write(int(os.environ.get(JOB_STDERR_VARIABLE, "2")), data)
     except OSError:
-        print(data.decode(), file=sys.stderr)
+        _print(data.decode())
+
+
+def _print(text: str) -> None:
+    # What a full disk does not take must not keep the process alive.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr)
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
-from hvdtrain import record
-from hvdtrain.launch import watchdog
+import hvdtrain.run
+from hvdtrain import launch, record, stop
+from hvdtrain.errors import UserError, agreed
+from hvdtrain.launch import session, watchdog
+from hvdtrain.launch.control import Verdict
 from hvdtrain.launch.rendezvous import Address, Client, Message, Server
+from hvdtrain.launch.session import Session
 from hvdtrain.launch.watchdog import Watchdog
+from hvdtrain.stop import RESTART
+from hvdtrain.world import World
 from tests.unit.starting import eventually
 from tests.unit.test_rendezvous_file import dead_port
 
@@ -57,6 +66,15 @@ def server() -> Iterator[Server]:
     result.close()
 
 
+class FullDisk:
+    """Whatever is written there is refused."""
+
+    def __call__(self, *given: Any, **facts: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = flush = __call__
+
+
 def watch(address: Address, rank: int) -> Client:
     client = Client(address, rank, timeout=0.2)
     Watchdog(rank, "node2", client, 0.3, None)
@@ -91,3 +109,103 @@ def test_a_rank_0_that_has_answered_once_is_dead(process: Process, server: Serve
     client.close()  # as its end would end the connection
     assert eventually(lambda: process.status == [1])
     assert process.said[0].startswith("rank 0 died without a word")
+
+
+# --- what the file system refuses keeps no rank alive ---
+
+
+def test_a_folder_that_cannot_be_read_is_no_later_attempt(
+    process: Process, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slurm.json").mkdir()  # reading it is an error, as on a file server that is away
+    monkeypatch.setenv(record.RUN_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(record.ATTEMPT_VARIABLE, "7-0")
+    assert not record.superseded(tmp_path)
+    monkeypatch.setattr(watchdog, "_LOOK_EVERY", 1)
+    client = watch(server.address, rank=1)
+    assert eventually(lambda: client.answered)
+    server.close()
+    client.close()
+    assert eventually(lambda: process.status == [1])
+    assert process.said[0].startswith("rank 0 died without a word")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("half a file"), record.SupersededError()])
+@pytest.mark.parametrize("name", ["note", "finish"])
+def test_a_verdict_ends_a_rank_that_cannot_record_it(
+    name: str, error: Exception, process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **facts: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setenv(record.RUN_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(record, name, refuse)
+    dog = Watchdog(0, "node1", Client(Address("127.0.0.1", dead_port(), "s"), 0), 300.0, None)
+    dog.stop()
+    with pytest.raises(SystemExit):
+        dog.end(Verdict(2, "rank 2 on node2 was asked to stop", status=RESTART))
+    assert process.status == [RESTART]
+
+
+def test_a_verdict_ends_a_rank_whose_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    status: list[int] = []
+    monkeypatch.setattr(watchdog, "leave", status.append)
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    monkeypatch.setenv(watchdog.JOB_STDERR_VARIABLE, "12345")  # nor can the job's own be written
+    dog = Watchdog(1, "node1", Client(Address("127.0.0.1", dead_port(), "s"), 1), 300.0, None)
+    dog.stop()
+    for rank in (0, 2):  # as the one that speaks for all, and as one that does not
+        dog.end(Verdict(rank, "why"))
+    assert status == [1, 1]
+
+
+@pytest.fixture
+def ended(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[Message]]:
+    """A session on rank 0 whose records cannot be written, and what it tells the world."""
+    monkeypatch.setenv(record.RUN_DIR_VARIABLE, str(tmp_path))
+    for name in ("note", "finish"):
+        monkeypatch.setattr(record, name, FullDisk())
+    monkeypatch.setattr(stop, "leaving", lambda: None)  # this process goes on
+    for module in (session, hvdtrain.run):
+        monkeypatch.setattr(module, "leave", process.leave)
+    monkeypatch.setattr(session, "say", process.said.append)
+    told: list[Message] = []
+
+    def send(verb: str, **message: Any) -> Message:
+        told.append({"verb": verb, **message})
+        return {}
+
+    found = Session(World(0, 2, 0, 2, 0, 1, "node1", "cpu", "local"), "torch")
+    found._client = SimpleNamespace(send=send, close=lambda: None)  # type: ignore[assignment]
+    return found, told
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no luck"), stop.Stopped("SIGTERM came", 15, agreed=False)])
+def test_a_failure_is_told_to_the_world_though_it_cannot_be_recorded(
+    error: BaseException, process: Process, ended: tuple[Session, list[Message]]
+) -> None:
+    found, told = ended
+    with pytest.raises(SystemExit):
+        found.fail(error, status=7)
+    assert [each["verb"] for each in told] == ["fail"]
+    assert process.status == [7]
+
+
+def test_an_agreed_end_is_an_end_though_it_cannot_be_recorded(
+    process: Process, ended: tuple[Session, list[Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = ended
+    monkeypatch.setattr(launch, "active", found)
+    with pytest.raises(SystemExit):
+        hvdtrain.run._end_world(agreed(UserError("the same mistake")), 2)
+    assert process.status == [2]
+
+
+def test_a_meeting_file_that_stays_keeps_nobody(
+    process: Process, ended: tuple[Session, list[Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, told = ended
+    found._watchdog = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+    found._file = Path("/proc/self/status")  # may not be deleted
+    found.close()
+    assert [each["verb"] for each in told] == ["bye"]
