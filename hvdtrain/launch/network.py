@@ -33,7 +33,7 @@ class Interface:
 
 
 def interfaces() -> Mapping[str, Interface]:
-    """Interfaces of this node that have an IPv4 address, by name."""
+    """Interfaces of this node that have an IPv4 address, by name, each with its first."""
     found = {}
     for name, addresses in psutil.net_if_addrs().items():
         for address in addresses:
@@ -72,9 +72,10 @@ def towards(address: str) -> Interface:
         source = probe.getsockname()[0]
     if source.startswith("127."):
         return Interface("lo", source)
-    for interface in interfaces().values():
-        if interface.address == source:
-            return interface
+    # An interface may have more than its first address, which `interfaces` has.
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == source for each in addresses):
+            return Interface(name, source)
     raise UserError(f"no interface of {socket.gethostname()} has the address {source}, from which it reaches {address}")
 
 

@@ -6,6 +6,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from hvdtrain.errors import UserError
@@ -67,6 +68,48 @@ def test_towards_an_own_address_finds_an_interface_that_exists() -> None:
         # The kernel routes to its own addresses by loopback, but starts from the address itself.
         assert network.towards(each.address) == each
         assert network.choose(None, each.address) == each
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("192.168.1.5", Interface("eth0", "192.168.1.5")),
+        ("10.0.0.7", Interface("eth0", "10.0.0.7")),
+        ("10.1.0.7", Interface("ib0", "10.1.0.7")),
+        ("10.9.9.9", None),
+    ],
+)
+def test_an_interface_may_have_several_addresses(
+    source: str, expected: Interface | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Probe:
+        """Looks up the route and finds that it starts from `source`."""
+
+        def __init__(self, *given: Any) -> None: ...
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *given: Any) -> None: ...
+
+        def connect(self, address: tuple[str, int]) -> None: ...
+
+        def getsockname(self) -> tuple[str, int]:
+            return source, 9
+
+    both = [SimpleNamespace(family=socket.AF_INET, address=each) for each in ("192.168.1.5", "10.0.0.7")]
+    here = {
+        "lo": [SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")],
+        "eth0": [SimpleNamespace(family=socket.AF_PACKET, address="02:00:00:00:00:01"), *both],
+        "ib0": [SimpleNamespace(family=socket.AF_INET, address="10.1.0.7")],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: here)
+    monkeypatch.setattr(socket, "socket", Probe)
+    if expected is None:
+        with pytest.raises(UserError, match=r"no interface of .* has the address 10\.9\.9\.9"):
+            network.towards(ELSEWHERE)
+    else:
+        assert network.towards(ELSEWHERE) == network.choose(None, ELSEWHERE) == expected
 
 
 @pytest.mark.parametrize(
