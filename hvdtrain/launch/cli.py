@@ -88,6 +88,9 @@ def _start(arguments: argparse.Namespace) -> int:
     options = {STALL_TIMEOUT_VARIABLE: arguments.stall_timeout, CONNECT_TIMEOUT_VARIABLE: arguments.connect_timeout}
     environment = {**os.environ, **{name: str(value) for name, value in options.items() if value is not None}}
     environment.setdefault("OMP_NUM_THREADS", str(arguments.cpus_per_task))
+    if launcher.name == "none":
+        # One rank was asked for, however many tasks the allocation around it has.
+        environment["HVDTRAIN_LAUNCHER"] = "none"
     here = launcher.name == "mpirun" and not knows_other_nodes(environment)
     if here and (gpus := gpu_of_each(arguments.ranks, environment)):
         # mpirun gives all ranks the same variables: of as many GPUs as they are, each takes that of its local rank.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,18 @@ def test_without_a_run_folder_all_ranks_share_the_output(tmp_path: Path) -> None
     ended = run("hvdtrain.launch", "-n", 2, "--launcher", "local", script(tmp_path, JOB), 0)
     assert sorted(ended.stdout.splitlines()) == ["out of rank 0", "out of rank 1"]
     assert sorted(os.listdir(tmp_path)) == ["my $(job)'s.py"]
+
+
+def test_one_rank_that_was_asked_for_trains_alone_in_an_allocation_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # they stay pytest's
+    assert cli.main(["-n", "1", str(script(tmp_path, JOB)), "0"]) == 0
+    assert capfd.readouterr() == ("out of rank 0\n", "err of rank 0\n")
 
 
 @pytest.mark.parametrize(
