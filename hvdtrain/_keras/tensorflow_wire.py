@@ -45,6 +45,7 @@ class TensorFlowWire:
             # Squared norms of this rank's and of the averaged gradient, and how many were added up; the last averaged one.
             self._norms = tf.Variable(tf.zeros(4, tf.float64), trainable=False)
         self._weight_now, self._asked_now = 1.0, (False, False)
+        self._marks: dict[str, Any] = {}  # of the step that is traced, or made, now
         self.absent: list[str] = []
         self.flags: Any = None
 
@@ -97,6 +98,7 @@ class TensorFlowWire:
     def gradients_computed(self, grads: list[Any]) -> None:
         """For the clock: the backward pass of this rank is over."""
         self._mark("gradients", [grad for grad in grads if grad is not None])
+        self._add_marks("data", "loss", "gradients")
 
     def missing(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """In a graph they are fixed when it is traced: `absent` then tells which."""
@@ -121,6 +123,9 @@ class TensorFlowWire:
             averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
+        self._add_marks(
+            "reduce_began", "reduce_ended"
+        )  # by themselves: an update may be under a condition, in a graph of its own
         return self._add_norms(grads, averaged)
 
     def agreed_finite(self, finite: Any) -> Any:
@@ -130,13 +135,25 @@ class TensorFlowWire:
     # --- measuring ---
 
     def _mark(self, name: str, after: list[Any]) -> None:
-        """Add the time at which all of `after` are computed. On a GPU that time is not known to the host."""
+        """The time at which all of `after` are computed. On a GPU that time is not known to the host."""
         if not self._on_cpu:
             return
         tensors = [each.values if isinstance(each, tf.IndexedSlices) else each for each in after]
         with tf.device("CPU:0"), tf.control_dependencies(tensors if not tf.executing_eagerly() else None):
-            index = _MARKS.index(name)
-            self._times.scatter_add(tf.IndexedSlices([tf.timestamp() - self._base], [index]))
+            self._marks[name] = tf.timestamp()
+
+    def _add_marks(self, *names: str) -> None:
+        """To the sums, several at once: each operation costs a small step some microseconds."""
+        marks = {name: self._marks.pop(name) for name in names if name in self._marks}
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # One that another trace has left behind is not of this step.
+        marks = {name: mark for name, mark in marks.items() if getattr(mark, "graph", None) is graph}
+        if not marks:
+            return
+        nothing = tf.constant(0.0, tf.float64)
+        with tf.device("CPU:0"):
+            times = tf.stack([marks.get(name, nothing) for name in _MARKS])
+            self._times.assign_add(times - [self._base if name in marks else 0.0 for name in _MARKS])
 
     def _add_norms(self, grads: list[Any], averaged: list[Any]) -> list[Any]:
         """Returns `averaged`, which passes through the condition.
