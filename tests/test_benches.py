@@ -19,6 +19,7 @@ BENCH = ROOT / "bench"
 TINY = {
     "allreduce": ["--tiny"],
     "allreduce --link": ["--tiny", "--link", "1gbit"],
+    "calls": ["--tiny"],
     "control": ["--tiny", "--cluster"],
     "gpu": ["--tiny"],
     "accuracy_by_ranks": ["--tiny"],
