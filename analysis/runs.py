@@ -1,4 +1,4 @@
-"""What a study's run folders say, one `Run` per cell, finished or not."""
+"""One run, whoever recorded it, and the measurements that it makes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from analysis.csv_files import Row
 from analysis.measured import series_key
 from analysis.schema import COLUMNS, GROUP, METRICS
 from analysis.stability import SHORTEST, settling_epoch
-from hvdtrain.errors import UserError
-from hvdtrain.record import CellRecord, Epoch, read_study
+from hvdtrain.record import Epoch
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Run:
         mixed: its epochs ran on different numbers of ranks or kinds of GPU, so they measure neither.
         job_seconds: from start to end, with everything that is no epoch; None where not recorded.
         energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
+        given: what the job was given that no other field tells, a word for each option after `--` and each variable.
     """
 
     study: str
@@ -55,6 +54,7 @@ class Run:
     mixed: bool = False
     job_seconds: float | None = None
     energy: float | None = None
+    given: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -86,65 +86,6 @@ def on_fewest_nodes(runs: Sequence[Run]) -> list[Run]:
     """Of runs on the same ranks those on the fewest nodes, and those that do not say."""
     fewest = min((run.n_nodes for run in runs if run.n_nodes is not None), default=None)
     return [run for run in runs if run.n_nodes in (None, fewest)]
-
-
-def read_runs(folder: Path) -> list[Run]:
-    """Every cell of a study.
-
-    Raises:
-        UserError: not a study, an empty one, or a file in it that cannot be read (named).
-    """
-    try:
-        records = read_study(folder)
-    except (ValueError, OSError) as error:
-        raise UserError(f"study {folder} cannot be read: {error}") from error
-    if not records:
-        raise UserError(f"study {folder} is empty: it has no cell folders (with a cell.json) yet")
-    return [_run(record, str(folder)) for record in records]
-
-
-def _run(record: CellRecord, study: str) -> Run:
-    cell = record.cell
-    facts: dict[str, Any] = record.result or record.running or {}
-    where = record.folder
-    shape = _mapping(cell.get("shape"), "shape", where)
-    hosts = _words(facts.get("hosts"))
-    asked = _whole(cell.get("gpus"), "gpus", where)
-    if asked is None:
-        raise UserError(f'{where / "cell.json"}: "gpus", the number of ranks, is missing')
-    device = _text(facts.get("device"))
-    gpu_models = _words(facts.get("gpu_models"))
-    status, reason = _status(record)
-    for epoch in record.epochs:
-        _check(epoch, where / "epochs.jsonl")
-    return Run(
-        study=study,
-        name=_text(cell.get("name")) or where.name,
-        status=status,
-        reason=reason,
-        workload=_workload(cell, where),
-        gpu_type=None if device == "cpu" else _text(cell.get("gpu_type")) or (" + ".join(gpu_models) or None),
-        device=device,
-        asked=asked,
-        # One process may drive several devices (strategy mirrored).
-        n_gpus=_whole(facts.get("replicas"), "replicas", where)
-        or _whole(facts.get("world_size"), "world_size", where)
-        or asked,
-        n_nodes=_whole(shape.get("nodes"), "nodes", where) or (len(hosts) or None),
-        per_gpu_batch=_whole(_first(facts, cell, "batch_size"), "batch_size", where),
-        lr_rule=_text(_first(facts, cell, "lr_rule")),
-        precision=_text(_first(facts, cell, "precision")),
-        seed=_whole(_first(cell, facts, "seed"), "seed", where),
-        launcher=_text(_first(facts, cell, "launcher")),
-        controller=_text(facts.get("controller")),
-        hosts=hosts,
-        gpu_models=gpu_models,
-        cores=_whole(facts.get("cores"), "cores", where),
-        epochs=tuple(record.epochs),
-        mixed=facts.get("mixed") is True,
-        job_seconds=_positive(facts.get("seconds")),
-        energy=_energy(facts, record.epochs),
-    )
 
 
 def rows(run: Run) -> list[Row]:
@@ -208,79 +149,3 @@ def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
     chosen = steady or everything[1:] or everything
     values = [value for epoch in chosen if (value := getattr(epoch, field)) is not None]
     return float(statistics.median(values)) if values else None
-
-
-def _positive(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
-
-
-def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:
-    """J that the GPUs took, where every rank's was sampled and one attempt trained all epochs."""
-    sampled = facts.get("gpus")
-    if not isinstance(sampled, list) or len(sampled) != facts.get("world_size") or any(each.restart for each in epochs):
-        return None
-    # Ranks that share a GPU sample the same meter.
-    joules = {
-        each.get("uuid") or rank: _positive(each.get("energy_j"))
-        for rank, each in enumerate(sampled)
-        if isinstance(each, dict)
-    }
-    return sum(each for each in joules.values() if each is not None) if None not in joules.values() else None
-
-
-def _status(record: CellRecord) -> tuple[str, str]:
-    if record.result is not None:
-        status = _text(record.result.get("status")) or "unknown"
-        reason = _text(record.result.get("reason")) or ""
-        if status == "completed" and not record.epochs:
-            return status, "it ended without recording an epoch"
-        if status == "completed" and record.result.get("mixed") is True:
-            return status, "its epochs ran on different ranks or GPUs (mixed), so they measure neither"
-        return status, reason
-    return ("running", "no result yet") if record.running is not None else ("not started", "no result yet")
-
-
-def _workload(cell: Mapping[str, Any], where: Path) -> str:
-    name = _text(cell.get("workload")) or _text(cell.get("job")) or "unnamed"
-    # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
-    settings = _mapping(cell.get("settings"), "settings", where)
-    return ", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))])
-
-
-def _check(epoch: Epoch, path: Path) -> None:
-    for name in ("seconds", "samples_per_second", "val_acc"):
-        value = getattr(epoch, name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise UserError(f"{path}: epoch {epoch.epoch}: {name} is {value!r}, not a number of zero or more")
-
-
-def _first(first: Mapping[str, Any], then: Mapping[str, Any], key: str) -> Any:
-    value = first.get(key)
-    return then.get(key) if value is None else value
-
-
-def _text(value: Any) -> str | None:
-    return str(value) if value not in (None, "") else None
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    """The different words of a list that may name one per rank, in order."""
-    return tuple(dict.fromkeys(str(entry) for entry in value)) if isinstance(value, list) else ()
-
-
-def _mapping(value: Any, name: str, where: Path) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f'{where / "cell.json"}: "{name}" is {value!r}, not an object')
-    return value
-
-
-def _whole(value: Any, name: str, where: Path) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f'{where}: "{name}" is {value!r}, not a whole number')
-    return value

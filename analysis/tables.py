@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from analysis.cells import read_runs, told_apart
 from analysis.csv_files import Row, read_csv
 from analysis.logs import is_curve, is_events, read_curves, read_events
-from analysis.runs import Run, read_runs, rows
+from analysis.runs import Run, rows
 from analysis.sacct import is_sacct, read_sacct
 from analysis.schema import COLUMNS, WORDS
 from hvdtrain.errors import UserError, nearest
@@ -37,7 +39,8 @@ def read(*paths: PathLike) -> pd.DataFrame:
     validation not counted) and `epoch_time` (s, with validation) as medians over the epochs without the first, which
     holds warm-up; `total_time` (s, the sum over all epochs, where each of them was timed); `val_acc` after the last epoch,
     where it was finite. A run of one epoch is measured by that one, and says so by `epochs` being 1. The replicate is the
-    seed. A setting that the grid varies besides the columns below is part of the workload's name: `digits, width=64`.
+    seed. A setting that the grid varies besides the columns below is part of the workload's name: `digits, width=64`; so
+    are arguments after `--` and variables of `--env` that are not the same in all cells: `digits, --width 64`.
 
     Args:
         paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or
@@ -70,8 +73,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
     if not paths:
         raise UserError("nothing to read: give a study folder or a CSV file")
     seen: dict[Path, Path] = {}
-    everything: list[Row] = []
-    runs: list[Run] = []
+    read_of: list[tuple[list[Run], list[Row]]] = []
     for path in paths:
         if path.resolve() in seen:
             raise UserError(f"{path} is given twice, and each measurement of it would count twice")
@@ -81,14 +83,15 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             if not any(run.measured for run in found):
                 states = "; ".join(f"{run.name}: {run.status}, {run.reason or 'no reason recorded'}" for run in found)
                 raise UserError(f"no cell of study {path} has finished, so there is nothing to report: {states}")
-            runs.extend(found)
-            for run in found:
-                if run.measured:
-                    everything.extend(rows(run))
+            read_of.append((found, []))
         else:
-            found, own = _read_file(path)
-            runs.extend(found)
-            everything.extend(own)
+            read_of.append(_read_file(path))
+    runs = told_apart([run for found, _ in read_of for run in found])
+    named = iter(runs)
+    everything: list[Row] = []
+    for found, own in read_of:
+        everything.extend(row for run in islice(named, len(found)) if run.measured for row in rows(run))
+        everything.extend(own)
     table = frame(everything)
     # Totals of run folders are the sums of their own epochs: they cannot contradict them.
     table.attrs["all_from_runs"] = bool(runs) and {run.source for run in runs} >= set(table["source"])
@@ -96,10 +99,9 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
 
 
 def _read_file(path: Path) -> tuple[list[Run], list[Row]]:
-    """What is no study: a table, a dump of sacct, or curves of runs, told apart by the first line."""
+    """What is no study: curves of runs, or the rows of a table or a dump of sacct, told apart by the first line."""
     if is_events(path):
-        found = read_events(path)
-        return found, [row for run in found for row in rows(run)]
+        return read_events(path), []
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -108,8 +110,7 @@ def _read_file(path: Path) -> tuple[list[Run], list[Row]]:
     if is_sacct(first.replace("|", ",").split(",")):
         return [], read_sacct(path, text)
     if is_curve(first.split(",")):
-        found = read_curves(path)
-        return found, [row for run in found for row in rows(run)]
+        return read_curves(path), []
     return [], read_csv(path)
 
 

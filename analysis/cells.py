@@ -1,0 +1,206 @@
+"""The cells of a study as runs: what its run folders say, finished or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.runs import Run
+from hvdtrain.errors import UserError
+from hvdtrain.record import CellRecord, Epoch, read_study
+
+#: Options of a job that have columns of their own, and what the job must have reported for the column to hold them.
+_COLUMNS = {"--seed": None, "--epochs": None, "--batch-size": "batch_size", "--lr-rule": "lr_rule"}
+#: The first word of an option, not a negative number.
+_OPTION = re.compile(r"-(?![\d.])")
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every cell of a study.
+
+    Raises:
+        UserError: not a study, an empty one, or a file in it that cannot be read (named).
+    """
+    try:
+        records = read_study(folder)
+    except (ValueError, OSError) as error:
+        raise UserError(f"study {folder} cannot be read: {error}") from error
+    if not records:
+        raise UserError(f"study {folder} is empty: it has no cell folders (with a cell.json) yet")
+    return [_run(record, str(folder)) for record in records]
+
+
+def _run(record: CellRecord, study: str) -> Run:
+    cell = record.cell
+    facts: dict[str, Any] = record.result or record.running or {}
+    where = record.folder
+    shape = _mapping(cell.get("shape"), "shape", where)
+    hosts = _words(facts.get("hosts"))
+    asked = _whole(cell.get("gpus"), "gpus", where)
+    if asked is None:
+        raise UserError(f'{where / "cell.json"}: "gpus", the number of ranks, is missing')
+    device = _text(facts.get("device"))
+    gpu_models = _words(facts.get("gpu_models"))
+    status, reason = _status(record)
+    for epoch in record.epochs:
+        _check(epoch, where / "epochs.jsonl")
+    return Run(
+        study=study,
+        name=_text(cell.get("name")) or where.name,
+        status=status,
+        reason=reason,
+        workload=_workload(cell, where),
+        gpu_type=None if device == "cpu" else _text(cell.get("gpu_type")) or (" + ".join(gpu_models) or None),
+        device=device,
+        asked=asked,
+        # One process may drive several devices (strategy mirrored).
+        n_gpus=_whole(facts.get("replicas"), "replicas", where)
+        or _whole(facts.get("world_size"), "world_size", where)
+        or asked,
+        n_nodes=_whole(shape.get("nodes"), "nodes", where) or (len(hosts) or None),
+        per_gpu_batch=_whole(_first(facts, cell, "batch_size"), "batch_size", where),
+        lr_rule=_text(_first(facts, cell, "lr_rule")),
+        precision=_text(_first(facts, cell, "precision")),
+        seed=_whole(_first(cell, facts, "seed"), "seed", where),
+        launcher=_text(_first(facts, cell, "launcher")),
+        controller=_text(facts.get("controller")),
+        hosts=hosts,
+        gpu_models=gpu_models,
+        cores=_whole(facts.get("cores"), "cores", where),
+        epochs=tuple(record.epochs),
+        mixed=facts.get("mixed") is True,
+        job_seconds=_positive(facts.get("seconds")),
+        energy=_energy(facts, record.epochs),
+        given=_given(cell, facts, where),
+    )
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
+def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:
+    """J that the GPUs took, where every rank's was sampled and one attempt trained all epochs."""
+    sampled = facts.get("gpus")
+    if not isinstance(sampled, list) or len(sampled) != facts.get("world_size") or any(each.restart for each in epochs):
+        return None
+    # Ranks that share a GPU sample the same meter.
+    joules = {
+        each.get("uuid") or rank: _positive(each.get("energy_j"))
+        for rank, each in enumerate(sampled)
+        if isinstance(each, dict)
+    }
+    return sum(each for each in joules.values() if each is not None) if None not in joules.values() else None
+
+
+def _status(record: CellRecord) -> tuple[str, str]:
+    if record.result is not None:
+        status = _text(record.result.get("status")) or "unknown"
+        reason = _text(record.result.get("reason")) or ""
+        if status == "completed" and not record.epochs:
+            return status, "it ended without recording an epoch"
+        if status == "completed" and record.result.get("mixed") is True:
+            return status, "its epochs ran on different ranks or GPUs (mixed), so they measure neither"
+        return status, reason
+    return ("running", "no result yet") if record.running is not None else ("not started", "no result yet")
+
+
+def _workload(cell: Mapping[str, Any], where: Path) -> str:
+    name = _text(cell.get("workload")) or _text(cell.get("job")) or "unnamed"
+    # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
+    settings = _mapping(cell.get("settings"), "settings", where)
+    return ", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))])
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """`runs`, with what those that count were given differently in the names of their workloads.
+
+    Cells that differ in it are different measurements, as `hvdtrain.submit.cell` has it. Names stay where all agree.
+    """
+    given: dict[str | None, set[tuple[str, ...]]] = {}
+    for run in runs:
+        if run.measured:
+            given.setdefault(run.workload, set()).add(run.given)
+    names = {workload: _differing(every) for workload, every in given.items()}
+    return [
+        dataclasses.replace(run, workload=", ".join([run.workload, *names[run.workload][run.given]]))
+        if run.measured and run.workload is not None
+        else run
+        for run in runs
+    ]
+
+
+def _differing(every: set[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """What tells each from the others: the words that not all have, unless only their order does."""
+    short = {own: tuple(word for word in own if not all(word in other for other in every)) for own in every}
+    return short if len(set(short.values())) == len(every) else {own: own for own in every}
+
+
+def _given(cell: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> tuple[str, ...]:
+    """What no column tells: options after `--` with their values, and variables of the environment."""
+    arguments = cell.get("extra_arguments") or []
+    if not isinstance(arguments, list):
+        raise UserError(f'{where / "cell.json"}: "extra_arguments" is {arguments!r}, not a list')
+    environment = _mapping(cell.get("environment"), "environment", where)
+    options = [option for option in _options([str(word) for word in arguments]) if not _in_column(option[0], facts)]
+    return (*map(shlex.join, options), *(f"{name}={environment[name]}" for name in sorted(environment)))
+
+
+def _options(arguments: Sequence[str]) -> list[list[str]]:
+    """Each option with its values; what stands before the first option, each word by itself."""
+    found: list[list[str]] = []
+    for word in arguments:
+        if found and found[-1][0].startswith("-") and not _OPTION.match(word):
+            found[-1].append(word)
+        else:
+            found.append([word])
+    return found
+
+
+def _in_column(option: str, facts: Mapping[str, Any]) -> bool:
+    name = option.split("=", 1)[0]
+    return name in _COLUMNS and (_COLUMNS[name] is None or facts.get(str(_COLUMNS[name])) is not None)
+
+
+def _check(epoch: Epoch, path: Path) -> None:
+    for name in ("seconds", "samples_per_second", "val_acc"):
+        value = getattr(epoch, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise UserError(f"{path}: epoch {epoch.epoch}: {name} is {value!r}, not a number of zero or more")
+
+
+def _first(first: Mapping[str, Any], then: Mapping[str, Any], key: str) -> Any:
+    value = first.get(key)
+    return then.get(key) if value is None else value
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value not in (None, "") else None
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """The different words of a list that may name one per rank, in order."""
+    return tuple(dict.fromkeys(str(entry) for entry in value)) if isinstance(value, list) else ()
+
+
+def _mapping(value: Any, name: str, where: Path) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f'{where / "cell.json"}: "{name}" is {value!r}, not an object')
+    return value
+
+
+def _whole(value: Any, name: str, where: Path) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f'{where}: "{name}" is {value!r}, not a whole number')
+    return value
