@@ -24,7 +24,7 @@ class Run:
         status: of `hvdtrain.record.STATUSES`, or `running` or `not started` for a cell without a result.
         asked: ranks that were asked for; `n_gpus` are those that ran, 0 where a log does not say.
         cores: of the machine that rank 0 ran on; None where the job did not say.
-        epochs: finished epochs, in order.
+        epochs: finished epochs that were recorded, in order; logs of others may leave some out.
         mixed: its epochs ran on different numbers of ranks or kinds of GPU, so they measure neither.
         job_seconds: from start to end, with everything that is no epoch; None where not recorded.
         energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
@@ -72,9 +72,14 @@ class Run:
         return self.status == "completed" and bool(self.epochs) and not self.mixed
 
     @property
+    def whole(self) -> bool:
+        """Whether every epoch from the first to the last was recorded."""
+        return all(epoch.epoch == number for number, epoch in enumerate(self.epochs, start=1))
+
+    @property
     def timed(self) -> bool:
         """Whether every epoch was timed, so that their sum is the time of all."""
-        return all(epoch.seconds is not None for epoch in self.epochs)
+        return self.whole and all(epoch.seconds is not None for epoch in self.epochs)
 
 
 def group_key(run: Run, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
@@ -115,7 +120,7 @@ def rows(run: Run) -> list[Row]:
         "precision": run.precision,
         "device": run.device,
         "replicate": run.seed,
-        "epochs": len(run.epochs),
+        "epochs": run.epochs[-1].epoch if run.epochs else 0,
     }
     table: list[Row] = []
     for metric, value in values.items():

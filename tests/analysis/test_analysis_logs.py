@@ -9,6 +9,7 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
+from analysis.assemble import assemble
 from analysis.jobtime import job_times
 from analysis.tables import read_inputs
 from hvdtrain import record
@@ -78,6 +79,29 @@ def test_an_export_whose_first_epoch_is_not_timed_has_no_total(tmp_path: Path) -
     (job,) = job_times(given.table, given.runs)
     assert job.epoch == pytest.approx(12), "not 19/20 of it"
     assert job.total(20) == pytest.approx(240)
+
+
+@pytest.mark.parametrize("recorded", [[25, 50, 75, 100], [*range(16, 26)], [1, 2, 3, 5], [0, 25, 50]])
+def test_a_log_that_leaves_epochs_out_has_no_total(tmp_path: Path, recorded: list[int]) -> None:
+    paths = []
+    for ranks in (1, 2):
+        paths.append(tmp_path / f"log_n{ranks}.csv")
+        lines = [(epoch, epoch / 110, 20 / ranks) for epoch in recorded]
+        paths[-1].write_text(text_of("epoch,val_acc,seconds", lines))
+    given = read_inputs(paths)
+    assert "total_time" not in set(given.table["metric"])
+    assert set(given.table["epochs"]) == {recorded[-1] + (recorded[0] == 0)}, "as many were trained"
+    best = analysis.recommend(given.table, runs=given.runs, deadline=60)
+    assert best.best is None, "only the recorded epochs of 2 ranks would keep it"
+    assert best.basis != "whole run"
+
+
+def test_one_epoch_that_is_not_the_first_holds_no_warm_up(tmp_path: Path) -> None:
+    path = tmp_path / "log_n2.csv"
+    for epoch, includes in ((1, True), (25, False)):
+        path.write_text(text_of("epoch,val_acc,seconds", [(epoch, 0.5, 20)]))
+        (part,) = assemble(read_inputs([path])).parts
+        assert part.group.points[0].includes_first_epoch is includes
 
 
 def test_a_study_whose_epoch_is_not_timed_has_no_total(add_cell: AddCell) -> None:
@@ -204,11 +228,11 @@ def test_validations_within_an_epoch_and_a_restart_are_one_run(tmp_path: Path) -
 
 def test_a_log_without_times_is_not_drawn_over_time(tmp_path: Path) -> None:
     folders = []
-    for name, column in (("without", "lr"), ("with", "seconds")):
+    for name, column, apart in (("without", "lr", 1), ("with", "seconds", 1), ("gaps", "seconds", 5)):
         folder = tmp_path / name
         folder.mkdir()
         for ranks in (1, 2):
-            lines = [(epoch, accuracy(epoch), 0.1) for epoch in range(12)]
+            lines = [(epoch, accuracy(epoch), 0.1) for epoch in range(0, 12 * apart, apart)]
             (folder / f"log_n{ranks}.csv").write_text(text_of(f"epoch,val_acc,{column}", lines))
         folders.append(folder)
     drawn = []
@@ -216,4 +240,4 @@ def test_a_log_without_times_is_not_drawn_over_time(tmp_path: Path) -> None:
         assert main(["report", *map(str, sorted(folder.glob("*.csv"))), "--out", str(folder / "report")]) == 0
         figures = {path.stem for path in (folder / "report" / "figures").iterdir()}
         drawn.append([name in figures for name in ("accuracy_epoch", "accuracy_time")])
-    assert drawn == [[True, False], [True, True]]
+    assert drawn == [[True, False], [True, True], [True, False]]
