@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from analysis.headers import MISSING, column
+from analysis.wall_times import seconds_of
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch
 
@@ -28,8 +28,6 @@ FIELDS = {
 }  # fmt: skip
 NAMES = {alias: field for field, aliases in FIELDS.items() for alias in aliases}
 _WALL = ("walls", "walltime", "wallclock", "time")
-#: A clock falls when a run is started again; what falls this often, and in a quarter of the epochs, are durations.
-_FALLS = 2
 _STEP = ("step", "globalstep", "iteration", "iter", "batch")
 #: Columns of the tidy table that tell runs of one file apart, and the least that each can be.
 _TELLING = {"n_gpus": 1, "replicate": 0}
@@ -188,7 +186,7 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
     """The epochs of one run, in order, counted from 1.
 
     A wall time counts from the start of the run, unless it begins with more than all later epochs take together: then it is
-    a clock's, and how long the first epoch took is not known. What falls again and again are durations of the epochs.
+    a clock's, and how long the first epoch took is not known. Times that do not grow as a clock's are durations of the epochs.
 
     Raises:
         UserError: two lines contradict each other, so that the file seems to hold several runs.
@@ -197,7 +195,7 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
     ordered = sorted(merged)
     # Loggers that count from 0 mean the first epoch by it.
     first = 1 if ordered[:1] == [0] else 0
-    seconds = _seconds(walls, ordered)
+    seconds = seconds_of(walls, ordered[0]) if ordered else {}
     found = []
     for place in ordered:
         entry = merged[place]
@@ -205,22 +203,6 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
             entry.setdefault("seconds", seconds[place])
         if entry:
             found.append(Epoch(place + first, **entry))  # type: ignore[arg-type]
-    return found
-
-
-def _seconds(walls: Mapping[int, float], ordered: Sequence[int]) -> dict[int, float]:
-    """Seconds of the epochs that wall times tell."""
-    in_order = [walls[place] for place in sorted(walls)]
-    falls = sum(later < earlier for earlier, later in pairwise(in_order))
-    if falls >= _FALLS and falls * 4 >= len(in_order) - 1 and min(in_order) > 0:
-        return dict(walls)
-    found = {
-        later: walls[later] - walls[earlier]
-        for earlier, later in pairwise(sorted(walls))
-        if later - earlier == 1 and walls[later] > walls[earlier]
-    }
-    if ordered and 0 < walls.get(ordered[0], math.inf) <= sum(found.values()):
-        found[ordered[0]] = walls[ordered[0]]
     return found
 
 

@@ -63,6 +63,48 @@ def test_times_that_fall_again_and_again_are_durations(tmp_path: Path) -> None:
     assert [epoch.seconds for epoch in run.epochs].count(10.0) >= 17, "a clock that began anew twice"
 
 
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        # A wall clock of each of three attempts.
+        ([600, 1200, 1800] * 3, [600, 600, 600] * 3),
+        ([700, 1300, 1900, 690, 1290, 1890, 2490, 710, 1310], [700, 600, 600, 690, 600, 600, 600, 710, 600]),
+        ([600, 1200, 600, 1200], [600] * 4),
+        # Whole seconds of epochs that hardly differ.
+        ([41, 40, 40, 40, 40, 41, 40, 40, 40, 40], None),
+        ([41, 40, 40, 40, 40, 40], None),
+        ([40, 40, 40, 40], None),
+        ([90, 40, 40, 41, 40, 40, 42, 40], None),
+        # Epochs that became slower, and one that was held up.
+        ([40, 41, 43, 42, 45, 47, 46, 48, 50, 49], None),
+        ([40, 41, 200, 40, 42, 41, 40, 43, 41, 40], None),
+        ([40, 40, 40, 40, 40, 40, 200, 40, 40], None),
+        ([40, 41, 42, 43, 44, 45, 44, 46, 47, 48, 49, 50], None),
+        # Every third is validated too.
+        ([40, 40, 80] * 4, None),
+    ],
+)
+def test_a_clock_rises_by_an_epoch_at_a_time_and_durations_do_not(
+    tmp_path: Path, times: list[float], seconds: list[float] | None
+) -> None:
+    path = walls(tmp_path, times)
+    (run,) = read_inputs([path]).runs
+    assert [epoch.seconds for epoch in run.epochs] == (times if seconds is None else seconds)
+    assert metrics(path)["total_time"] == sum(times if seconds is None else seconds)
+
+
+@pytest.mark.parametrize("start", [0, 1_700_000_000])
+def test_a_clock_of_whole_seconds_stands_still_in_short_epochs(tmp_path: Path, start: int) -> None:
+    (run,) = read_inputs([walls(tmp_path, [start + time for time in (1, 1, 1, 2, 2, 3, 3, 3, 4)])]).runs
+    assert {epoch.seconds for epoch in run.epochs} == {None, 1}
+    assert [epoch.seconds for epoch in run.epochs][3] == 1
+
+
+def test_a_clock_that_goes_on_after_a_restart_does_not_tell_the_epoch_there(tmp_path: Path) -> None:
+    (run,) = read_inputs([walls(tmp_path, [10, 20, 30, 40, 50, 60, 45, 55, 65])]).runs
+    assert [epoch.seconds for epoch in run.epochs] == [10, 10, 10, 10, 10, 10, None, 10, 10]
+
+
 def test_a_gap_of_epochs_is_not_one_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log_n2.csv"
     path.write_text(text_of("epoch,val_acc,time", [(1, 0.1, 10), (2, 0.2, 20), (5, 0.3, 50), (6, 0.4, 60)]))
