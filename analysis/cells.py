@@ -77,6 +77,7 @@ def _run(record: CellRecord, study: str) -> Run:
         job_seconds=_positive(facts.get("seconds")),
         energy=_energy(facts, record.epochs),
         given=_given(cell, facts, where),
+        recorded=True,
     )
 
 

@@ -23,7 +23,7 @@ _SHARE = 0.6
 def table_checks(table: pd.DataFrame, recorded: Set[str] = frozenset()) -> Iterator[Finding]:
     """Totals, GPU types, batches, epochs and horizons.
 
-    `recorded` are the sources that are run folders: their totals are sums of their own epochs and contradict nothing.
+    `recorded` are the sources that are runs: their totals are sums of their own epochs and contradict nothing.
     """
     if not table.attrs.get("all_from_runs"):
         yield from _totals(table[~table["source"].isin(list(recorded))])

@@ -36,7 +36,7 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     table = completed(table, ("n_gpus", "metric", "value"))
     sources = {run.source for run in runs}
     found = [
-        *speed_checks(table, sources),
+        *speed_checks(table, {run.source for run in runs if run.recorded}),
         *table_checks(settled(table, runs, BATCH), sources),
         *run_checks(runs, held_batches(table)),
     ]

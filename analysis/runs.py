@@ -29,6 +29,7 @@ class Run:
         job_seconds: from start to end, with everything that is no epoch; None where not recorded.
         energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
         given: what the job was given that no other field tells, a word for each option after `--` and each variable.
+        recorded: by this suite, so that what is counted is known; logs of other tools may be of data that are not sharded.
     """
 
     study: str
@@ -55,6 +56,7 @@ class Run:
     job_seconds: float | None = None
     energy: float | None = None
     given: tuple[str, ...] = ()
+    recorded: bool = False
 
     @property
     def source(self) -> str:

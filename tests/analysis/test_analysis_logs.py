@@ -283,3 +283,20 @@ def test_a_log_without_times_is_not_drawn_over_time(tmp_path: Path) -> None:
         figures = {path.stem for path in (folder / "report" / "figures").iterdir()}
         drawn.append([name in figures for name in ("accuracy_epoch", "accuracy_time")])
     assert drawn == [[True, False], [True, True], [True, False]]
+
+
+def test_a_log_of_another_tool_may_be_of_data_that_are_not_sharded(tmp_path: Path, add_cell: AddCell) -> None:
+    paths = []
+    for ranks in (1, 4):
+        paths.append(tmp_path / f"run-{ranks}gpu" / "log.csv")
+        paths[-1].parent.mkdir()
+        lines = [(epoch, accuracy(epoch), 100 + epoch % 2) for epoch in range(20)]
+        paths[-1].write_text(text_of("epoch,val_accuracy,seconds", lines))
+    given = read_inputs(paths)
+    raised = {finding.code: finding for finding in analysis.diagnose(given.table, given.runs)}
+    assert "retrograde" not in raised
+    assert raised["weak_scaling"].likely.startswith("every rank trains on all data")
+    for ranks in (1, 4):
+        study = add_cell(ranks, [100.0] * 3)
+    own = read_inputs([study])
+    assert "retrograde" in {finding.code for finding in analysis.diagnose(own.table, own.runs)}
