@@ -44,8 +44,8 @@ def as_json(report: Report) -> dict[str, Any]:
             for group in insights.epochs.groups
         ],
         "efficiency": [
-            {**split.fields, "base": split.base, "n_gpus": split.n_gpus, "hardware": split.hardware,
-             "statistical": split.statistical, "total": split.total}
+            {**split.fields, "global_batch": split.global_batch, "base": split.base, "n_gpus": split.n_gpus,
+             "hardware": split.hardware, "statistical": split.statistical, "total": split.total}
             for split in insights.splits
         ],
         "recommendations": [_answer(answer) for answer in insights.answers],

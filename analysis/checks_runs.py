@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from analysis import words
 from analysis.curves import accuracy_curves
 from analysis.finding import Finding, describe
+from analysis.measured import Held, fields_of
 from analysis.phases import bound, by_size, phases_by_size
 from analysis.runs import Run
-from analysis.schema import GROUP
 from analysis.settled import BATCH, unsettled
 from analysis.stability import Stability, epochs_to_stability
 
@@ -34,12 +33,11 @@ def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stab
     return found
 
 
-def run_checks(runs: Sequence[Run], held: Mapping[tuple[Any, ...], int] | None = None) -> Iterator[Finding]:
+def run_checks(runs: Sequence[Run], held: Held | None = None) -> Iterator[Finding]:
     """Findings from phases (`input_bound`) and curves (`horizon`); `held` as `analysis.measured.held_batches` has it."""
     for key, sizes in by_size(runs, held).items():
-        fields = dict(zip(GROUP, key, strict=True))
         own = [run for several in sizes.values() for run in several]
-        device, about = own[0].device, describe(fields)
+        device, about = own[0].device, describe({**fields_of(key), "global_batch": key[-1]})
         yield from _waiting(own, device, about)
         yield from _unsettled(own, device, about)
     yield from _lower_bounds(runs)

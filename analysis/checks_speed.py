@@ -44,8 +44,8 @@ def speed_checks(table: pd.DataFrame, from_runs: Collection[object] = ()) -> Ite
 
 def _of_group(fit: GroupFit, recorded: bool) -> Iterator[Finding]:
     data = fit.data
-    fields = dict(zip(GROUP, data.key, strict=True))
-    about = describe(fields)
+    fields = data.fields
+    about = describe({**fields, "global_batch": data.global_batch})
     rows = data.rows
     if fit.status == "refused" and data.metric == "steps_per_s" and data.held == "unknown":
         yield Finding(

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis import words
 from analysis.epochs import METRICS_OF_EPOCHS, fit_epochs
 from analysis.finding import Finding, describe, known
-from analysis.measured import SPEEDS, held_batches, on_fewest_nodes, series_key
+from analysis.measured import SPEEDS, fields_of, held_batches, on_fewest_nodes, series_key
 from analysis.schema import GROUP
 
 #: Epochs times their time may exceed the total by rounding only.
@@ -154,7 +154,7 @@ def _lengths(table: pd.DataFrame) -> Iterator[Finding]:
             "epochs_differ",
             f"sizes were trained for different numbers of epochs ({seen})",
             _labels(rows),
-            describe(dict(zip(GROUP, key, strict=True))),
+            describe({**fields_of(key), "global_batch": key[-1]}),
             likely="some stopped early, or were given more",
             next="compare the time of an epoch, and accuracies after the same epoch",
             numbers={"fewest": float(by.min()), "most": float(by.max())},

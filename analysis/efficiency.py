@@ -17,6 +17,7 @@ class Split:
     """One size of a group against its smallest.
 
     Attributes:
+        global_batch: what is held in a group of strong scaling; else None.
         hardware: speed per rank against the smallest size's (epochs per rank-second).
         statistical: epochs that the smallest size needs, over the epochs that this one needs.
         total: their product: how much of the added ranks shortens the way to the target.
@@ -27,6 +28,12 @@ class Split:
     n_gpus: int
     hardware: float
     statistical: float | None
+    global_batch: int | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """That of the group."""
+        return (*self.fields.values(), self.global_batch)
 
     @property
     def total(self) -> float | None:
@@ -55,5 +62,6 @@ def splits(table: pd.DataFrame, counted: list[Way]) -> list[Split]:
         for n, own in zip(data.n[1:], cost[1:], strict=True):
             then = epochs.get(int(n))
             statistical = first / then if first and then else None
-            found.append(Split(fit.fields, base, int(n), float(np.exp(cost[0] - own)), statistical))
+            hardware = float(np.exp(cost[0] - own))
+            found.append(Split(fit.fields, base, int(n), hardware, statistical, data.global_batch))
     return found

@@ -46,12 +46,19 @@ def known(value: Any) -> str | None:
 
 
 def describe(fields: Mapping[str, Any]) -> str:
-    """A group in words, as far as it is known: "caltech256 on V100 GPUs, batch 32 per rank"."""
+    """A group in words, as far as it is known: "caltech256 on V100 GPUs, batch 32 per rank".
+
+    `fields` may hold a `global_batch` too, which counts where the batch per rank is not known.
+    """
     text = {name: known(value) for name, value in fields.items()}
     first = text.get("workload") or "workload not named"
     if text.get("gpu_type") or text.get("device"):
         first += f" on {words.where(text.get('device'), text.get('gpu_type'))}"
     batch, rule, precision = (text.get(name) for name in ("per_gpu_batch", "lr_rule", "precision"))
-    parts = [first, *([f"batch {float(batch):g} per rank"] if batch else [])]
+    whole = text.get("global_batch")
+    parts = [
+        first,
+        *([f"batch {float(batch):g} per rank"] if batch else [f"global batch {float(whole):g}"] if whole else []),
+    ]
     parts += [f"learning-rate rule {rule}"] if rule else []
     return ", ".join([*parts, *([precision] if precision else [])])

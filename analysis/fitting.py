@@ -51,7 +51,7 @@ class GroupFit:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The values of `analysis.schema.GROUP`."""
+        """The values of `analysis.schema.GROUP`, and the global batch where that is what is held, else None."""
         return self.data.key
 
     @cached_property
@@ -68,14 +68,14 @@ class GroupFit:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same by name."""
-        return dict(zip(GROUP, self.key, strict=True))
+        """The values of `analysis.schema.GROUP` by name."""
+        return self.data.fields
 
     def predict(self, sizes: Sequence[int], gpus_per_node: int | None = None) -> list[dict[str, Any]]:
         """As `ScalingFit.predict`, for this group alone."""
         n = np.asarray(sizes, dtype=float)
         nodes = self.data.nodes_of(n, gpus_per_node)
-        common = dict(zip(GROUP, self.key, strict=True))
+        common = {**self.fields, "global_batch": self.data.global_batch}
         if self.posterior is None or self.status == "refused":
             nothing = {"value": float("nan"), "low": float("nan"), "high": float("nan"), "status": self.status}
             return [{**common, "n_gpus": int(size), **nothing} for size in sizes]
@@ -129,10 +129,11 @@ class ScalingFit:
             gpus_per_node: GPUs of one node; default, what the measurements show, else 8. CPU ranks share one node.
 
         Returns:
-            One row per group and size: the columns of `analysis.schema.GROUP`, n_gpus, value, low, high (in the unit
-            of the group's metric), status. `refused` comes without a value: beyond 4 times the largest size, or from one node to
-            several without a measurement on several; its low and high are then a range that the measurements do not
-            support. With two sizes the status is `insufficient_data` and the interval wide; with one, all is NaN.
+            One row per group and size: the columns of `analysis.schema.GROUP`, n_gpus, value, low, high (in the unit of the
+            group's metric), status, and global_batch where some group holds that. `refused` comes without a value: beyond 4
+            times the largest size, or from one node to several without a measurement on several; its low and high are then a
+            range that the measurements do not support. With two sizes the status is `insufficient_data` and the interval wide;
+            with one, all is NaN.
 
         Raises:
             UserError: a size is not a whole number of one or more.
@@ -142,7 +143,9 @@ class ScalingFit:
             if isinstance(size, bool) or int(size) != size or size < 1:
                 raise UserError(f"{size!r} ranks cannot be predicted; give whole numbers of 1 or more")
         rows = [row for group in self.groups for row in group.predict(asked, gpus_per_node)]
-        return pd.DataFrame(rows, columns=[*GROUP, "n_gpus", "value", "low", "high", "status"])
+        held = any(group.data.global_batch is not None for group in self.groups)
+        columns = [*GROUP, "n_gpus", "value", "low", "high", "status", *(["global_batch"] if held else [])]
+        return pd.DataFrame(rows, columns=columns)
 
 
 def fit_scaling(table: pd.DataFrame) -> ScalingFit:

@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Insights:
-    """The conclusions. Dictionaries are by a group's key (the values of `analysis.schema.GROUP`).
+    """The conclusions. Dictionaries are by a group's key, as `analysis.scaling.Group.key`.
 
     Attributes:
         fits: scaling fits; `predictions`: one row per group and size beyond, as `ScalingFit.predict`, plus `metric`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 
 #: What a fit may be made of, best first: throughput does not hold validation, total time holds everything.
 SPEEDS = ("throughput", "steps_per_s", "epoch_time", "total_time")
+#: The global batches that are held, by the values of `analysis.schema.GROUP` without a batch per rank.
+Held = Mapping[tuple[Any, ...], Collection[int]]
 #: Nodes of this many GPUs are the commonest; below it a size without a recorded node count is taken to be one node.
 COMMON_NODE = 8
 
@@ -26,7 +28,7 @@ class Measured:
     """One group and one metric: medians over replicates by number of ranks, ascending.
 
     Attributes:
-        key: the values of `analysis.schema.GROUP`.
+        key: the values of `analysis.schema.GROUP`, and the global batch where that is what is held, else None.
         held: what stays the same over sizes: "batch per rank" (weak scaling of a step), "global batch" (strong), "unknown".
         n, nodes, values, replicates: shape (sizes,); `values` in the metric's unit.
         rows: index labels of the rows of the table behind all this.
@@ -48,8 +50,13 @@ class Measured:
 
     def holds(self, fields: Mapping[str, Any], global_batch: int | None) -> bool:
         """Whether a configuration is of this group: in one of strong scaling each size has a batch per rank of its own."""
-        held = {} if self.global_batch is None else {self.key: self.global_batch}
+        held = {} if self.global_batch is None else {self.key[:-1]: (self.global_batch,)}
         return series_key(tuple(fields[name] for name in GROUP), global_batch, held) == self.key
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The values of `analysis.schema.GROUP` by name."""
+        return fields_of(self.key)
 
     @property
     def unit(self) -> str:
@@ -91,19 +98,32 @@ class Measured:
         return np.asarray(np.ceil(n / gpus_per_node))
 
 
-def held_batches(table: pd.DataFrame) -> dict[tuple[Any, ...], int]:
-    """The global batch of every group of strong scaling, by the group's key."""
-    return {data.key: data.global_batch for data in measured(table) if data.global_batch is not None}
+def fields_of(key: tuple[Any, ...]) -> dict[str, Any]:
+    """The values of `analysis.schema.GROUP` by name, of a group's key."""
+    return dict(zip(GROUP, key[: len(GROUP)], strict=True))
 
 
-def series_key(key: tuple[Any, ...], global_batch: int | None, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
+def held_batches(table: pd.DataFrame) -> Held:
+    """The global batches of the groups of strong scaling."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for data in measured(table):
+        if data.global_batch is not None:
+            found.setdefault(data.key[:-1], []).append(data.global_batch)
+    return found
+
+
+def series_key(values: tuple[Any, ...], global_batch: int | None, held: Held) -> tuple[Any, ...]:
     """The key of the group that a measurement with such values of `analysis.schema.GROUP` is counted to.
 
-    Without the batch per rank where it belongs to a group of `held_batches`; a global batch that is not known does.
+    Without the batch per rank where its global batch is one of `held_batches`. A global batch that is not known is that which is
+    held, where only one is.
     """
     place = GROUP.index("per_gpu_batch")
-    whole = (*key[:place], None, *key[place + 1 :])
-    return whole if whole in held and global_batch in (None, held[whole]) else key
+    whole = (*values[:place], None, *values[place + 1 :])
+    batches = held.get(whole, ())
+    if global_batch is None and len(batches) == 1:
+        return (*whole, *batches)
+    return (*whole, global_batch) if global_batch in batches else (*values, None)
 
 
 def on_fewest_nodes(table: pd.DataFrame) -> pd.Series[bool]:
@@ -121,7 +141,7 @@ def measured(table: pd.DataFrame) -> list[Measured]:
     """Every group that has a speed, in the order of the table.
 
     A group is one workload, GPU type, device, precision, learning-rate rule and batch: never pooled over these. Where
-    the batch per rank differs at every size and the global batch does not, the group is one of strong scaling.
+    no batch per rank has as many sizes as a global batch has, the sizes of each global batch are a group, one of strong scaling.
     Ranks that were measured on several numbers of nodes count on the fewest.
     """
     speeds = table[
@@ -140,18 +160,31 @@ def measured(table: pd.DataFrame) -> list[Measured]:
 def _groups(speeds: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], str, pd.DataFrame]]:
     batch = GROUP.index("per_gpu_batch")
     others = [name for name in GROUP if name != "per_gpu_batch"]
-    for raw, rows in speeds.groupby(others, dropna=False, sort=False):
-        key: list[Any] = [known(value) for value in raw]
-        key.insert(batch, None)
-        per_rank = rows.groupby("per_gpu_batch", dropna=True)["n_gpus"].nunique()
-        whole = rows["global_batch"].dropna().unique()
-        if rows["n_gpus"].nunique() > 1 and per_rank.max() == 1 and len(whole) == 1:
-            yield tuple(key), "global batch", rows
-            continue
+    for raw, every in speeds.groupby(others, dropna=False, sort=False):
+        values: list[Any] = [known(value) for value in raw]
+        values.insert(batch, None)
+        series, rows = _strong(every)
+        for held, own in series:
+            yield (*values, held), "global batch", own
         for value, own in rows.groupby("per_gpu_batch", dropna=False, sort=False):
             text = known(value)
-            key[batch] = None if text is None else int(float(text))
-            yield tuple(key), "unknown" if text is None else "batch per rank", own
+            values[batch] = None if text is None else int(float(text))
+            yield (*values, None), "unknown" if text is None else "batch per rank", own
+
+
+def _strong(rows: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], pd.DataFrame]:
+    """The series of strong scaling among what differs in ranks and batch only, by global batch, and what is in none of them.
+
+    There are none where some batch per rank has as many sizes: sizes and batches in all combinations hold that one.
+    """
+    per_rank = rows.groupby("per_gpu_batch")["n_gpus"].nunique()
+    whole = rows.groupby("global_batch", sort=False)["n_gpus"].nunique()
+    if whole.empty or whole.max() < 2 or whole.max() <= per_rank.max():
+        return [], rows
+    batches = [int(batch) for batch, sizes in whole.items() if sizes > 1]  # type: ignore[call-overload]
+    of_batch = rows["global_batch"].fillna(batches[0]) if len(batches) == 1 else rows["global_batch"]
+    series = [(batch, rows[(of_batch == batch).fillna(False).astype(bool)]) for batch in batches]
+    return series, rows[~of_batch.isin(batches).fillna(False).astype(bool)]
 
 
 def to_one_length(epochs: Floats) -> Floats:

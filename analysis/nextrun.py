@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,13 +32,17 @@ def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) ->
         return "Record samples/s or the time of an epoch too: times to a target alone do not say how speed grows with the ranks."
     fits = [fit for fit in every if fit.posterior is not None]
     of_fastest = [fit for fit in every if fastest is not None and fit.data.holds(fastest.fields, fastest.global_batch)]
-    apart = differing([fit.fields for fit in every])
+    apart = differing([_named(fit) for fit in every])
     # Another group's sizes say nothing about one that has a single size.
     if not fits or (of_fastest and len(of_fastest[0].data.n) == 1):
-        told = qualified(of_fastest[0].fields, apart) if of_fastest else []
+        told = qualified(_named(of_fastest[0]), apart) if of_fastest else []
         return f"Measure a second number of ranks{_of(told)}: one says nothing about others."
     chosen = next((fit for fit in of_fastest if fit.posterior is not None), fits[0])
-    return _narrowing(chosen, _of(qualified(chosen.fields, apart)))
+    return _narrowing(chosen, _of(qualified(_named(chosen), apart)))
+
+
+def _named(fit: GroupFit) -> dict[str, Any]:
+    return {**fit.fields, "global_batch": fit.data.global_batch}
 
 
 def _of(told: Sequence[str]) -> str:

@@ -17,8 +17,15 @@ _BASIS = {
 
 def runs_of(group: Group, runs: Sequence[Run]) -> list[Run]:
     """The measured runs behind a group."""
-    held = {} if group.global_batch is None else {group.key: group.global_batch}
-    return [run for run in runs if run.measured and group_key(run, held) == group.key]
+    held = {} if group.global_batch is None else {group.key[:-1]: (group.global_batch,)}
+    return [
+        run
+        for run in runs
+        if run.measured
+        and group_key(run, held) == group.key
+        # Of several series none holds what does not say its batch.
+        and (run.global_batch is not None or run.source in group.sources)
+    ]
 
 
 def baseline_note(group: Group) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.measured import Held
 from analysis.runs import Run, group_key, on_fewest_nodes
 from hvdtrain.record import Epoch
 
@@ -52,9 +53,7 @@ def bound(seconds: Mapping[str, float]) -> str:
     return "overhead" if share["other"] > _OVERHEAD else "compute"
 
 
-def by_size(
-    runs: Sequence[Run], held: Mapping[tuple[Any, ...], int] | None = None
-) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
+def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
     """Measured runs by group and number of ranks, in order of ranks; `held` as `analysis.measured.held_batches` has it."""
     found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
     for run in sorted(runs, key=lambda run: run.n_gpus):

@@ -113,7 +113,7 @@ def phases(report: Report, part: Part) -> Sheet | None:
 
 def splits(report: Report, part: Part) -> Sheet | None:
     """Hardware times statistical efficiency."""
-    own = [split for split in report.insights.splits if tuple(split.fields.values()) == part.group.key]
+    own = [split for split in report.insights.splits if split.key == part.group.key]
     if not own or all(split.statistical is None for split in own):
         return None
     rows = [[str(one.n_gpus), _percent(one.hardware), _percent(one.statistical), _percent(one.total)] for one in own]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.csv_files import Row
-from analysis.measured import series_key
+from analysis.measured import Held, series_key
 from analysis.schema import COLUMNS, GROUP, METRICS
 from analysis.stability import SHORTEST, settling_epoch
 from hvdtrain.record import Epoch
@@ -84,8 +84,8 @@ class Run:
         return self.whole and all(epoch.seconds is not None for epoch in self.epochs)
 
 
-def group_key(run: Run, held: Mapping[tuple[Any, ...], int]) -> tuple[Any, ...]:
-    """The values of `analysis.schema.GROUP` of the group that a run is counted to, as `analysis.measured.series_key`."""
+def group_key(run: Run, held: Held) -> tuple[Any, ...]:
+    """The key of the group that a run is counted to, as `analysis.measured.series_key`."""
     return series_key(tuple(getattr(run, name) for name in GROUP), run.global_batch, held)
 
 

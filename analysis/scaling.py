@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import words
 from analysis.complete import completed
-from analysis.measured import held_batches, on_fewest_nodes, series_key, to_one_length
+from analysis.measured import fields_of, held_batches, on_fewest_nodes, series_key, to_one_length
 from analysis.schema import GROUP
 
 #: What speedup is computed from: the first of these that all rank counts of a group have.
@@ -86,8 +86,8 @@ class Group:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The values of `analysis.schema.GROUP`, in that order."""
-        return tuple(getattr(self, name) for name in GROUP)
+        """The values of `analysis.schema.GROUP`, in that order, and the global batch that is held, or None."""
+        return (*(getattr(self, name) for name in GROUP), self.global_batch)
 
 
 def scaling(table: pd.DataFrame) -> list[Group]:
@@ -123,13 +123,11 @@ def scaling(table: pd.DataFrame) -> list[Group]:
             others.setdefault(key, {}).setdefault(int(record["n_gpus"]), set()).add(int(record["n_nodes"] or 0))
     # None sorts before every word: as "", with a flag, so that it never meets a string.
     keys = sorted(records, key=lambda key: [(value is not None, str(value or "").zfill(8)) for value in key])
-    return [_group(key, records[key], held.get(key), others.get(key, {})) for key in keys]
+    return [_group(key, records[key], others.get(key, {})) for key in keys]
 
 
-def _group(
-    key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], global_batch: int | None, others: Mapping[int, set[int]]
-) -> Group:
-    fields = dict(zip(GROUP, key, strict=True))
+def _group(key: tuple[Any, ...], records: Sequence[Mapping[str, Any]], others: Mapping[int, set[int]]) -> Group:
+    fields = fields_of(key)
     by_ranks: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
         by_ranks.setdefault(int(record["n_gpus"]), {}).setdefault(str(record["metric"]), []).append(record)
@@ -144,7 +142,7 @@ def _group(
             _point(ranks, by_ranks[ranks], baseline, compared, others.get(ranks, set())) for ranks in sorted(by_ranks)
         ),
         baseline=baseline,
-        global_batch=global_batch,
+        global_batch=key[-1],
     )
 
 

@@ -110,16 +110,18 @@ class Way:
 
 
 def differing(groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Which of `analysis.schema.GROUP` are not the same in all groups, workload and device apart."""
-    names = ("gpu_type", "per_gpu_batch", "lr_rule", "precision")
-    return tuple(name for name in names if len({known(fields[name]) for fields in groups}) > 1)
+    """Which of `analysis.schema.GROUP`, or `global_batch`, are not the same in all groups, workload and device apart."""
+    names = ("gpu_type", "per_gpu_batch", "global_batch", "lr_rule", "precision")
+    return tuple(name for name in names if len({known(fields.get(name)) for fields in groups}) > 1)
 
 
 def qualified(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The values of those fields in words, as far as they are known: "V100", "batch 32", "linear rule", "float16"."""
-    text = {name: value for name in names if (value := known(fields[name])) is not None}
+    text = {name: value for name in names if (value := known(fields.get(name))) is not None}
     if "per_gpu_batch" in text:
         text["per_gpu_batch"] = f"batch {float(text['per_gpu_batch']):g}"
+    if "global_batch" in text:
+        text["global_batch"] = f"global batch {float(text['global_batch']):g}"
     if "lr_rule" in text:
         text["lr_rule"] = "no rule" if text["lr_rule"] == "none" else f"{text['lr_rule']} rule"
     return list(text.values())

@@ -64,3 +64,59 @@ def test_what_to_measure_next_names_the_group(tmp_path: Path) -> None:
     assert best.next_run == "Measure a second number of ranks (V100): one says nothing about others."
     path.write_text("GPU type,GPUs,images/s\nT4,1,100\nT4,2,190\nT4,4,350\nV100,2,30\nV100,4,60\n")
     assert analysis.recommend(analysis.read(path)).next_run.startswith("Measure 8 GPUs once (T4): ")
+
+
+def test_two_global_batches_are_two_series(tmp_path: Path) -> None:
+    rows = {1: (100, 105), 2: (180, 195), 4: (300, 340)}
+    lines = [f"{n},{batch},{value}\n" for n, own in rows.items() for batch, value in zip((256, 384), own, strict=True)]
+    found = report(tmp_path, "GPUs,global batch,images/s\n" + "".join(lines))
+    assert [(part.title, [point.n_gpus for point in part.group.points]) for part in found.parts] == [
+        ("workload not named on device not recorded, global batch 256", [1, 2, 4]),
+        ("workload not named on device not recorded, global batch 384", [1, 2, 4]),
+    ]
+    assert [part.group.points[2].efficiency and part.group.points[2].efficiency.median for part in found.parts] == (
+        pytest.approx([0.75, 340 / 420])
+    )
+    assert {finding.code for finding in found.insights.findings} == set()
+    written = as_json(found)
+    assert [(group["global_batch"], len(group["predictions"])) for group in written["groups"]] == [(256, 3), (384, 3)]
+    values = [group["predictions"][0]["value"] for group in written["groups"]]
+    assert values[0] < values[1], "each by its own fit"
+    assert [(one["global_batch"], one["n_gpus"]) for one in written["efficiency"]] == [
+        (256, 2), (256, 4), (384, 2), (384, 4)
+    ]  # fmt: skip
+    assert found.insights.answers[0].next_run.startswith("Measure 8 ranks once (global batch 384)")
+    table = analysis.fit_scaling(found.table).predict(8)
+    assert table["global_batch"].tolist() == [256, 384], "two rows that nothing else tells apart"
+    (speed,) = [plot for plot in gallery(found, None) if plot.name == "throughput"]
+    assert "global batch 256" in speed.alt and "global batch 384" in speed.alt
+
+
+def test_one_measurement_of_another_batch_leaves_the_series_whole(tmp_path: Path) -> None:
+    found = report(tmp_path, "GPUs,global batch,images/s\n1,256,100\n2,256,180\n4,256,300\n4,512,330\n")
+    parts = {part.group.global_batch: part for part in found.parts}
+    assert [point.n_gpus for point in parts[256].group.points] == [1, 2, 4]
+    (other,) = [part for part in found.parts if part.group.global_batch is None]
+    assert (other.group.per_gpu_batch, [point.n_gpus for point in other.group.points]) == (128, [4])
+
+
+def test_sizes_and_batches_in_all_combinations_hold_the_batch_per_rank(tmp_path: Path) -> None:
+    lines = [f"{n},{batch},{90 * n}\n" for n in (1, 2, 4) for batch in (32, 64, 128)]
+    found = report(tmp_path, "GPUs,batch size,images/s\n" + "".join(lines))
+    assert [(part.group.per_gpu_batch, part.group.global_batch) for part in found.parts] == [
+        (32, None), (64, None), (128, None)
+    ]  # fmt: skip
+
+
+def test_runs_of_two_series_are_kept_apart(add_cell: AddCell) -> None:
+    for batch, last in ((64, 0.8), (128, 0.9)):
+        for ranks in (1, 2, 4):
+            accuracies = (0.1, 0.5, last)
+            study = add_cell(
+                ranks, [50.0 * ranks] * 3, accuracies, cell={"name": f"b{batch}"}, facts={"batch_size": batch // ranks}
+            )
+    found = assemble(read_inputs([study]))
+    assert [part.group.global_batch for part in found.parts] == [64, 128]
+    for part, last in zip(found.parts, (0.8, 0.9), strict=True):
+        assert {ranks: curve[3].median for ranks, curve in part.curves.items()} == {1: last, 2: last, 4: last}
+        assert set(found.insights.stability[part.group.key]) == {1, 2, 4}
