@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.durations import parse_duration, time_unit
@@ -14,6 +14,8 @@ from analysis.schema import COLUMNS, COUNTS, DEVICES, GROUP, METRICS, REQUIRED, 
 from hvdtrain.errors import UserError, nearest
 
 Row = dict[str, str | int | float | None]
+#: Two columns of one metric, such as images/s and images/s per GPU, differ by rounding up to this share.
+_ROUNDED = 0.02
 
 
 def read_csv(path: Path, ranks_needed: bool = True) -> list[Row]:
@@ -50,13 +52,31 @@ def read_csv(path: Path, ranks_needed: bool = True) -> list[Row]:
                 continue
             if len(fields) != len(header.names):
                 raise UserError(f"{where}: {len(fields)} fields, but the first line names {len(header.names)} columns")
-            rows.extend(_row(given, where, path.name, ranks_needed) for given in header.rows(fields))
+            rows.extend(
+                _once([(given, _row(given, where, path.name, ranks_needed)) for given in header.rows(fields)], where)
+            )
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
     _as_samples(rows)
     if not rows:
         raise UserError(f"{path} holds no measurements; its first line names columns, of {', '.join(COLUMNS)}")
     return rows
+
+
+def _once(measured: Sequence[tuple[Mapping[str, str], Row]], where: str) -> list[Row]:
+    """The rows of one line. Columns that mean the same metric are one measurement, the first of them, and must agree."""
+    first: dict[object, tuple[Mapping[str, str], Row]] = {}
+    for given, row in measured:
+        before, kept = first.setdefault(row["metric"], (given, row))
+        one, other = kept["value"], row["value"]
+        assert isinstance(one, float) and isinstance(other, float)
+        if abs(one - other) > _ROUNDED * one:
+            said = " and ".join(f'"{own["heading"]}" ({own["value"]})' for own in (before, given))
+            values = f"{one:g} and {other:g} {row['unit']}"
+            raise UserError(
+                f"{where}: {said} both are {row['metric']}, and differ: {values}; keep the column that is right"
+            )
+    return [row for _, row in first.values()]
 
 
 def _as_samples(rows: list[Row]) -> None:

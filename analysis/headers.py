@@ -82,17 +82,24 @@ def column(name: str) -> str | None:
 
 def metric_column(name: str) -> tuple[str, str | None, bool] | None:
     """What a column of a wide table measures: metric, unit (None: not said), and whether of one rank only."""
-    unit = _UNIT.search(name)
-    rest = name[: unit.start()].strip() if unit else name
-    per_rank = _PER_RANK.search(rest)
-    rest = rest[: per_rank.start()] if per_rank else rest
+    rest, unit, per_rank = _taken_apart(name)
     known = _METRIC_ALIASES.get(_bare(rest)) or ((rest, None, False) if rest in METRICS else None)
     if known is None:
         return None
     metric, own_unit, _ = known
     if metric == "total_time" and per_rank:
         return None
-    return metric, unit[1] if unit else own_unit, per_rank is not None
+    return metric, unit or own_unit, per_rank
+
+
+def _taken_apart(name: str) -> tuple[str, str | None, bool]:
+    """A heading without its unit and "per GPU", the unit, and whether it is of one rank only."""
+    found = _UNIT.search(name)
+    rest, unit = (name[: found.start()].strip(), found[1]) if found else (name, None)
+    if unit is not None and PER_RANK_UNIT.fullmatch(unit):
+        return rest, None, True
+    per_rank = _PER_RANK.search(rest)
+    return (rest[: per_rank.start()] if per_rank else rest), unit, per_rank is not None
 
 
 class Header:
@@ -100,7 +107,8 @@ class Header:
 
     Attributes:
         names: the tidy column of each field; None for a measurement or for text that is not read.
-        wide: position -> (metric, unit, per rank), empty for a long table.
+        wide: position -> (metric, unit, per rank), empty for a long table. Beside a validation accuracy, `accuracy` is that of
+            training, as Keras names them.
     """
 
     def __init__(self, fields: Sequence[str], where: str, required: Sequence[str]) -> None:
@@ -132,13 +140,24 @@ class Header:
             self.names.append(own)
             if measures is not None:
                 self.wide[place] = measures
+        self._given = given
+        validated = [place for place, own in self.wide.items() if own[0] == "val_acc" and not self._is_accuracy(place)]
+        for place, (_, unit, per_rank) in self.wide.items() if validated else ():
+            if self._is_accuracy(place):
+                self.wide[place] = "train_acc", unit, per_rank
         needed = ["n_gpus"] if self.wide else required
         missing = [name for name in needed if name not in self.names]
         if missing:
             raise UserError(f"{where}: column {' and '.join(missing)} missing; {', '.join(required)} are needed")
 
+    def _is_accuracy(self, place: int) -> bool:
+        return _bare(_taken_apart(self._given[place])[0]) == "accuracy"
+
     def rows(self, fields: Sequence[str]) -> list[Mapping[str, str]]:
-        """The measurements of one line, each as tidy column -> text; what is missing is left out, never made 0."""
+        """The measurements of one line, each as tidy column -> text; what is missing is left out, never made 0.
+
+        In a wide table each has its column's `heading` too.
+        """
         texts = [field.strip() for field in fields]
         common = {
             name: text for name, text in zip(self.names, texts, strict=True) if name and text.lower() not in MISSING
@@ -149,7 +168,7 @@ class Header:
         for place, (metric, unit, per_rank) in self.wide.items():
             if texts[place].lower() not in MISSING:
                 text = texts[place]
-                row = {**common, "metric": metric, "value": text}
+                row = {**common, "metric": metric, "value": text, "heading": self._given[place]}
                 if unit:
                     row["unit"] = unit
                 if per_rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,39 @@ def test_a_wide_table_with_units_in_its_headings(tmp_path: Path) -> None:
     assert values(table, "val_acc") == {1: pytest.approx(0.761)}
     assert set(table["workload"]) == {"resnet50"}
     assert (table["value"] > 0).all(), "what is missing never becomes 0"
+
+
+def test_two_columns_of_one_metric_are_no_replicates(tmp_path: Path) -> None:
+    text = "GPUs,images/s,images/s per GPU,epoch time [min],epoch time [s]\n1,100,100,2,120\n2,,95,,61\n4,359,90,0.5,30.4\n"
+    path = write(tmp_path, "wide.csv", text)
+    table = analysis.read(path)
+    assert table["metric"].value_counts().to_dict() == {"throughput": 3, "epoch_time": 3}
+    assert values(table, "throughput") == {1: 100, 2: 190, 4: 359}, "the first that a line has"
+    assert values(table, "epoch_time") == {1: 120, 2: 61, 4: 30}
+    path.write_text("GPUs,images/s,images/s per GPU\n1,100,100\n4,90,90\n")
+    said = 'line 3: "images/s" (90) and "images/s per GPU" (90) both are throughput, and differ: 90 and 360 samples/s; keep the'
+    with pytest.raises(UserError, match=re.escape(said)):
+        analysis.read(path)
+    path.write_text("GPUs,time [h],total time\n1,2,1:30:00\n")
+    with pytest.raises(
+        UserError, match=r'"time \[h\]" \(2\) and "total time" \(1:30:00\) both are total_time, and differ'
+    ):
+        analysis.read(path)
+
+
+@pytest.mark.parametrize("name", ["val accuracy", "val_acc", "val. accuracy [%]"])
+def test_accuracy_beside_validation_accuracy_is_that_of_training(tmp_path: Path, name: str) -> None:
+    last = 80 if "%" in name else 0.8
+    table = analysis.read(write(tmp_path, "wide.csv", f"GPUs,accuracy,{name}\n1,0.99,{last}\n2,0.98,{last}\n"))
+    assert values(table, "val_acc") == {1: 0.8, 2: 0.8}
+    assert values(table, "train_acc") == {1: 0.99, 2: 0.98}
+    alone = analysis.read(write(tmp_path, "alone.csv", "GPUs,accuracy\n1,0.8\n"))
+    assert values(alone, "val_acc") == {1: 0.8}
+
+
+def test_one_rank_may_be_meant_in_brackets(tmp_path: Path) -> None:
+    table = analysis.read(write(tmp_path, "wide.csv", "GPUs,images/s (per GPU)\n1,100\n2,95\n"))
+    assert values(table, "throughput") == {1: 100, 2: 190}
 
 
 def test_steps_per_second_of_a_known_batch_are_samples(tmp_path: Path) -> None:
