@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,26 @@ if TYPE_CHECKING:
     from hvdtrain.submit.transports import Transport
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a request ended: the exit status, whether it was stopped, and whether there was nothing to run."""
+
+    status: int
+    stopped: bool = False
+    idle: bool = False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 0 all cells succeeded, 1 some did not, 2 the request was wrong."""
-    return run_cli(_submit, argv)
+    return run_cli(lambda words: submit(words).status, argv)
 
 
-def _submit(argv: Sequence[str]) -> int:
+def submit(argv: Sequence[str], *, unless_idle: bool = False) -> Ended:
+    """One request. With `unless_idle` one that has nothing to run leaves no trace: neither a line, nor in the study.
+
+    Raises:
+        UserError: the request is wrong.
+    """
     given = options.parse(list(argv))
     # Below this line --help is answered already; what it does not need is imported only now.
     from hvdtrain.submit import grid, request, study, transports
@@ -40,12 +55,12 @@ def _submit(argv: Sequence[str]) -> int:
         cells, kept = study.keep_launchers(cells, known)
         _say([*decided, *notes, *kept], sys.stderr)
         _print_scripts(cells, transport, wanted)
-        return 0
+        return Ended(0)
     grid.expand(wanted.grid, wanted.common, transport.shape)  # mistakes of the request come before those of the machine
     notes = transport.look(wanted)
     cells, more = grid.expand(wanted.grid, wanted.common, transport.shape)
     try:
-        return _run(list(argv), cells, [*decided, *more, *notes], transport, wanted)
+        return _run(list(argv), cells, [*decided, *more, *notes], transport, wanted, unless_idle)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -56,7 +71,9 @@ def _cannot_write(error: OSError, folder: Path) -> str:
     return f"cannot write {error.filename or folder}: {error.strerror}"
 
 
-def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transport, request: Request) -> int:
+def _run(
+    argv: list[str], cells: list[Cell], notes: list[str], transport: Transport, request: Request, unless_idle: bool
+) -> Ended:
     from hvdtrain.submit import study
     from hvdtrain.submit.lock import NAME, StudyLock
 
@@ -72,6 +89,8 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
             known = transport.review(folder, study.read_known(folder))
             cells, kept = study.keep_launchers(cells, known if request.launcher_chosen else {})
             plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed)
+            if unless_idle and not plan.run:
+                return Ended(0, idle=True)
             facts = _facts(argv, request)
             study.create(folder, plan.run, lambda cell: transport.script(cell, request), facts, undo)
             handed = transport.hand_over(request, plan, undo)
@@ -82,7 +101,7 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
             print(line, flush=True)
         if transport.name == "slurm" and not request.wait:
             _say_what_next(folder)
-            return 0
+            return Ended(0)
         try:
             to_the_end = transport.run(request, plan, lock)
         except OSError as error:
@@ -92,11 +111,11 @@ def _run(argv: list[str], cells: list[Cell], notes: list[str], transport: Transp
             print(
                 f"error: stopped: {_cannot_write(error, folder)}; repaired, the same command goes on", file=sys.stderr
             )
-            return 1
+            return Ended(1, stopped=True)
     succeeded = _summarize(plan, request, transport, to_the_end)
     if request.then_report and to_the_end:
         succeeded = _report(folder) and succeeded
-    return 0 if succeeded and to_the_end else 1
+    return Ended(0 if succeeded and to_the_end else 1, stopped=not to_the_end)
 
 
 def _facts(argv: list[str], request: Request) -> dict[str, Any]:

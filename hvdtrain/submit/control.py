@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain import attempts, record
 from hvdtrain.errors import UserError, nearest, run_cli
+from hvdtrain.submit.options import split_job_arguments
 from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.status import find_study, read_study
 from hvdtrain.submit.study import INTERRUPTED
@@ -175,7 +177,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
     folder = find_study(given.study)
     cells = _cells(folder, given.cells)
     if all(cell.cell.get("cluster") == "local" for cell in cells):
-        _again_here(folder, command, given)
+        return _again_here(folder, command, what, given)
     _only_slurm(folder, cells, "its submit command goes on with it")
     from hvdtrain.submit import limits, sbatch, submissions
     from hvdtrain.submit.batches import batches
@@ -233,17 +235,49 @@ def _limits() -> Limits:
     return files.combine([detected, *files.layers(Path.cwd(), None)]).site.limits
 
 
-def _again_here(folder: Path, command: str, given: argparse.Namespace) -> NoReturn:
-    """Cells of this machine: the study's own commands, given again where they were given, go on with what is left."""
+def _again_here(folder: Path, command: str, what: str, given: argparse.Namespace) -> int:
+    """Cells of this machine: the study's own requests, given again where they were given, go on with what is left."""
     if given.cells or any(getattr(given, name) is not None for name in (*_OVERRIDES, "max_parallel")):
         raise UserError(f"the study {folder} runs on this machine: {command} takes its name and nothing else")
+    from hvdtrain.submit import cli
+    from hvdtrain.submit.lock import StudyLock
+
+    StudyLock(folder).close()  # that another submit works on it is said once, not for each request
     study = record.read_json(folder / "study.json") or {}
-    request = study["requests"][-1]
-    argv = [word for word in request["argv"] if word != "--retry-failed"]
-    cut = argv.index("--") if "--" in argv else len(argv)
-    again = [*argv[:cut], *(["--retry-failed"] if command == "retry" else []), *argv[cut:]]
-    os.chdir(request["directory"])
-    os.execv(sys.executable, [sys.executable, "-m", "hvdtrain.submit", *again])
+    worst, idle = 0, True
+    for directory, argv in _requests(study.get("requests") or [], retry=command == "retry"):
+        try:
+            _enter(directory, argv)
+            ended = cli.submit(argv, unless_idle=True)
+        except UserError as error:  # a request that is no longer legal holds up no other
+            print(f"error: {error}", file=sys.stderr)
+            ended = cli.Ended(2)
+        worst, idle = max(worst, ended.status), idle and ended.idle
+        if ended.stopped:
+            break
+    if idle:
+        print(f"nothing to {command}: no cell {what}")
+    return worst
+
+
+def _requests(given: Sequence[Mapping[str, Any]], retry: bool) -> list[tuple[str, list[str]]]:
+    """The different ones among a study's requests, in their order: where each was given, and its words."""
+    found = []
+    for request in given:
+        own, _ = split_job_arguments(request["argv"])
+        again = [word for word in own if word != "--retry-failed"] + (["--retry-failed"] if retry else [])
+        found.append((str(request["directory"]), [*again, *request["argv"][len(own) :]]))
+    return [request for place, request in enumerate(found) if request not in found[:place]]
+
+
+def _enter(directory: str, argv: Sequence[str]) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: {error.strerror}; relative paths of a request mean what they meant there, so give its submit command "
+            f"where its files are now: hvdtrain submit {shlex.join(argv)}"
+        ) from error
 
 
 def _only_slurm(folder: Path, cells: Sequence[record.CellRecord], instead: str) -> None:

@@ -1,0 +1,124 @@
+"""`hvdtrain retry` and `resume` of a study on this machine: every request that has something to do is given again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from submit_helpers import Submit, command, heed_signals, plain_environment
+
+from hvdtrain import record
+from hvdtrain.submit.lock import StudyLock
+
+
+def again(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *arguments],
+        cwd=folder,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def status(folder: Path) -> str:
+    return str((record.read_json(folder / "result.json") or {}).get("status"))
+
+
+def requests(room: Path) -> list[list[str]]:
+    study = record.read_json(room / "runs" / "toy" / "study.json") or {}
+    return [request["argv"] for request in study["requests"]]
+
+
+def repair(room: Path) -> None:
+    """The job, so that it no longer fails."""
+    toy = room / "toy.py"
+    toy.write_text(toy.read_text().replace("if epoch == options.fail_at:", "if False:"))
+
+
+def test_a_cell_of_an_earlier_request_is_tried_again(submit: Submit, room: Path) -> None:
+    assert submit("--gpus", "1", "--set", "fail-at=2").returncode == 1
+    assert submit("--gpus", "1", "--set", "fail-at=1", "--retry-failed", "--", "--width", "9").returncode == 1
+    assert submit("--gpus", "1", "--seeds", "5,").returncode == 0
+    study = room / "runs" / "toy"
+    stamp = (study / "n1-s5" / "result.json").read_bytes()
+    asked = requests(room)
+    repair(room)
+    done = again(room, "retry", "toy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [status(study / name) for name in ("n1-fail-at2", "n1-fail-at1")] == ["completed"] * 2
+    assert (study / "n1-s5" / "result.json").read_bytes() == stamp
+    options = ["--job", "toy.py", "--gpus", "1", "--set"]
+    assert requests(room)[len(asked) :] == [
+        [*options, "fail-at=2", "--retry-failed"],
+        [*options, "fail-at=1", "--retry-failed", "--", "--width", "9"],
+    ], "what has nothing to do is not given again"
+    done = again(room, "retry", "toy")
+    assert (done.returncode, done.stdout) == (0, "nothing to retry: no cell failed\n")
+    assert len(requests(room)) == len(asked) + 2
+
+
+def test_a_request_that_is_no_longer_legal_does_not_hold_up_the_others(submit: Submit, room: Path) -> None:
+    elsewhere = room / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "toy.py").write_text((room / "toy.py").read_text())
+    away = subprocess.run(
+        [*command("--job", "toy.py", "--gpus", "1", "--set", "fail-at=1"), "--out", str(room / "runs")],
+        cwd=elsewhere, env=plain_environment(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert away.returncode == 1
+    assert submit("--gpus", "1", "--set", "fail-at=2").returncode == 1
+    elsewhere.rename(room / "moved")
+    repair(room)
+    done = again(room, "retry", "toy")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert f"error: {elsewhere}: No such file or directory" in done.stderr
+    assert "its submit command" in done.stderr
+    study = room / "runs" / "toy"
+    assert [status(study / name) for name in ("n1-fail-at1", "n1-fail-at2")] == ["failed", "completed"]
+
+
+def test_a_study_in_use_is_said_once(submit: Submit, room: Path) -> None:
+    for seed in ("1,", "2,"):
+        assert submit("--gpus", "1", "--seeds", seed).returncode == 0
+    with StudyLock(room / "runs" / "toy"):
+        done = again(room, "retry", "toy")
+    assert done.returncode == 2
+    assert done.stderr.count("is in use by another submit") == 1
+
+
+def test_a_stop_is_one_of_all_requests(submit: Submit, room: Path) -> None:
+    for seed in ("1,", "2,"):
+        assert submit("--gpus", "1", "--seeds", seed, "--set", "sleep=0.3").returncode == 0
+    study = room / "runs" / "toy"
+    first, second = (study / f"n1-sleep0.3-s{seed}" for seed in (1, 2))
+    for folder in (first, second):
+        record.write_json(folder / "result.json", {"status": "cancelled", "reason": "", "exit_code": 1})
+        (folder / "epochs.jsonl").unlink()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", "resume", "toy"],
+        cwd=room, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_signals,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 30
+        while not record.read_epochs(first / "epochs.jsonl"):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, err) == (1, "")
+    assert out.count("stopped; the same command goes on") == 1
+    assert not (second / "epochs.jsonl").exists()
+    assert again(room, "resume", "toy").returncode == 0
+    assert (status(first), status(second)) == ("completed", "completed")
