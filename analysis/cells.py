@@ -16,6 +16,8 @@ from hvdtrain.record import CellRecord, Epoch, read_study
 
 #: Options of a job that have columns of their own, and what the job must have reported for the column to hold them.
 _COLUMNS = {"--seed": None, "--epochs": None, "--batch-size": "batch_size", "--lr-rule": "lr_rule"}
+#: What runs of one configuration share besides the batch and the learning-rate rule.
+_CONFIGURATION = ("workload", "gpu_type", "device", "precision", "given")
 #: The first word of an option, not a negative number.
 _OPTION = re.compile(r"-(?![\d.])")
 
@@ -32,7 +34,7 @@ def read_runs(folder: Path) -> list[Run]:
         raise UserError(f"study {folder} cannot be read: {error}") from error
     if not records:
         raise UserError(f"study {folder} is empty: it has no cell folders (with a cell.json) yet")
-    return [_run(record, str(folder)) for record in records]
+    return _for_every_rule([_run(record, str(folder)) for record in records], [record.cell for record in records])
 
 
 def _run(record: CellRecord, study: str) -> Run:
@@ -116,6 +118,27 @@ def _workload(cell: Mapping[str, Any], where: Path) -> str:
     # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
     settings = _mapping(cell.get("settings"), "settings", where)
     return ", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))])
+
+
+def _for_every_rule(runs: Sequence[Run], cells: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """`runs`, those of one rank with the other rules of the study: of a grid of rules `submit` trains one rank once."""
+    asked = [cell.get("lr_rule") for cell in cells]
+    several = [(run, rule) for run, rule in zip(runs, asked, strict=True) if run.measured and run.n_gpus > 1]
+    found = []
+    for run, own in zip(runs, asked, strict=True):
+        rules = []
+        if run.measured and run.asked == run.n_gpus == 1:
+            rules = [other.lr_rule for other, rule in several if rule != own and _same_but_rule(run, other)]
+        others = dict.fromkeys(rule for rule in rules if rule != run.lr_rule)
+        found.append(dataclasses.replace(run, rules=tuple(others)))
+    return found
+
+
+def _same_but_rule(one: Run, several: Run) -> bool:
+    """Whether a run of more ranks is of the same configuration, whatever its rule."""
+    if any(getattr(one, name) != getattr(several, name) for name in _CONFIGURATION):
+        return False
+    return one.per_gpu_batch == several.per_gpu_batch or one.global_batch == several.global_batch is not None
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:

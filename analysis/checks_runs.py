@@ -36,7 +36,10 @@ def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stab
 def run_checks(runs: Sequence[Run], held: Held | None = None) -> Iterator[Finding]:
     """Findings from phases (`input_bound`) and curves (`horizon`); `held` as `analysis.measured.held_batches` has it."""
     for key, sizes in by_size(runs, held).items():
-        own = [run for several in sizes.values() for run in several]
+        # What runs of another rule say is said of that rule.
+        own = [run for several in sizes.values() for run in several if not run.again]
+        if not own:
+            continue
         device, about = own[0].device, describe({**fields_of(key), "global_batch": key[-1]})
         yield from _waiting(own, device, about)
         yield from _unsettled(own, device, about)
@@ -47,7 +50,7 @@ def _lower_bounds(runs: Sequence[Run]) -> Iterator[Finding]:
     """Global batches whose counts of epochs are left out, where some of their runs settled and most did not."""
     for own, open_ended in unsettled(runs, BATCH):
         one = own[0]
-        if len(open_ended) == len(own) or one.global_batch is None:
+        if len(open_ended) == len(own) or one.global_batch is None or all(run.again for run in own):
             continue
         yield Finding(
             "horizon",

@@ -165,7 +165,7 @@ def _horizons(table: pd.DataFrame) -> Iterator[Finding]:
     """The next doubling of the batch would not be seen to settle in as many epochs as were trained."""
     counted = table[table["metric"].isin(METRICS_OF_EPOCHS) & table["epochs"].notna() & table["global_batch"].notna()]
     for group in fit_epochs(table).groups:
-        own = counted[counted["workload"].isna() if group.workload is None else counted["workload"] == group.workload]
+        own = counted[_is(counted["workload"], group.workload) & _is(counted["lr_rule"], group.lr_rule)]
         if own.empty or len(group.batches) < 2:
             continue
         trained, twice = float(own["epochs"].max()), 2 * float(group.batches.max())
@@ -177,11 +177,17 @@ def _horizons(table: pd.DataFrame) -> Iterator[Finding]:
             f"at a global batch of {twice:g}, stability is expected at epoch {low:.0f} to {high:.0f} (best guess {middle:.0f}), "
             f"and the runs have {trained:g} epochs",
             _labels(own),
-            group.workload or "",
+            ", ".join(
+                [*filter(None, [group.workload]), *([f"learning-rate rule {group.lr_rule}"] if group.lr_rule else [])]
+            ),
             likely="a larger batch needs more epochs",
             next=f"train {int(np.ceil(1.2 * high))} epochs there: {trained:g} cannot confirm it",
             numbers={"low": low, "value": middle, "high": high, "epochs": trained},
         )
+
+
+def _is(column: pd.Series[Any], value: str | None) -> pd.Series[bool]:
+    return column.isna() if value is None else column.eq(value).fillna(False).astype(bool)
 
 
 def _labels(rows: pd.DataFrame) -> tuple[int, ...]:

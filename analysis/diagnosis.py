@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import pandas as pd
 
@@ -40,4 +40,19 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
         *table_checks(settled(table, runs, BATCH), sources),
         *run_checks(runs, held_batches(table)),
     ]
-    return sorted(found, key=lambda finding: CODES.index(finding.code))
+    return sorted(_once(found, table, sources), key=lambda finding: CODES.index(finding.code))
+
+
+def _once(found: Sequence[Finding], table: pd.DataFrame, recorded: Set[str]) -> list[Finding]:
+    """`found`, what is about the same runs of one rank once: they stand in the table under each learning-rate rule."""
+    said = set()
+    kept = []
+    for finding in found:
+        rows = table.loc[list(finding.rows)]
+        mark = finding.code, finding.message, frozenset(rows["source"])
+        if len(rows) and rows["n_gpus"].eq(1).all() and rows["source"].isin(list(recorded)).all():
+            if mark in said:
+                continue
+            said.add(mark)
+        kept.append(finding)
+    return kept

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.epochs import EpochsGroup, fit_batches, fit_epochs
 from analysis.finding import known
 from analysis.fitting import fit_scaling
-from analysis.way import Way, Z
+from analysis.way import Way, Z, of_each_rule
 
 
 def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
@@ -19,6 +19,7 @@ def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
     Start and end are taken to stay those of the largest size. The interval combines that of the epoch time with that of
     the epochs, as independent.
     """
+    measured_ways = of_each_rule(measured_ways)
     own = table[table["metric"].isin(["epoch_time", "total_time"])]
     if own.empty or not measured_ways or measured_ways[0].basis not in ("stable", "target"):
         return []

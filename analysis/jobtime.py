@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.finding import known
 from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
-from analysis.runs import Run, steady_median
+from analysis.runs import Run, steady_median, under_each_rule
 from analysis.runs import on_fewest_nodes as same_nodes
 from analysis.schema import GROUP
 
@@ -67,7 +67,7 @@ def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
     table = table[on_fewest_nodes(table)]
     timed = table[table["metric"].isin(["epoch_time", "total_time"]) & table["n_gpus"].notna() & (table["value"] > 0)]
     by_key: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
+    for run in under_each_rule(runs):
         if run.measured:
             by_key.setdefault(_key([getattr(run, name) for name in keys]), []).append(run)
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from analysis import words
-from analysis.runs import Run, group_key
+from analysis.runs import Run, group_key, under_each_rule
 from analysis.scaling import Group
 
 _BASIS = {
@@ -20,7 +20,7 @@ def runs_of(group: Group, runs: Sequence[Run]) -> list[Run]:
     held = {} if group.global_batch is None else {group.key[:-1]: (group.global_batch,)}
     return [
         run
-        for run in runs
+        for run in under_each_rule(runs)
         if run.measured
         and group_key(run, held) == group.key
         # Of several series none holds what does not say its batch.
@@ -64,6 +64,9 @@ def notes(group: Group, runs: Sequence[Run]) -> list[str]:
         )
         nodes = "node" if point.other_nodes == (1,) else "nodes"
         found.append(f"{who} were measured on {besides} {nodes} too: left out, only the fewest nodes count.")
+    if any(run.again for run in runs):
+        who = words.ranks(1, group.device)
+        found.append(f"At {who} every learning-rate rule is the same: its runs are those of another rule.")
     if len(group.points) == 1:
         found.append("One rank count only: there is no scaling to see.")
     # A world of one rank exchanges nothing: who started it is no part of what is compared.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.measured import Held
-from analysis.runs import Run, group_key, on_fewest_nodes
+from analysis.runs import Run, group_key, on_fewest_nodes, under_each_rule
 from hvdtrain.record import Epoch
 
 #: The fields `seconds_<phase>` of an epoch, in the order of a step; "val" is validation.
@@ -56,7 +56,7 @@ def bound(seconds: Mapping[str, float]) -> str:
 def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
     """Measured runs by group and number of ranks, in order of ranks; `held` as `analysis.measured.held_batches` has it."""
     found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
-    for run in sorted(runs, key=lambda run: run.n_gpus):
+    for run in sorted(under_each_rule(runs), key=lambda run: run.n_gpus):
         if run.measured:
             found.setdefault(group_key(run, held or {}), {}).setdefault(run.n_gpus, []).append(run)
     return found

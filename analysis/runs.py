@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,8 @@ class Run:
         job_seconds: from start to end, with everything that is no epoch; None where not recorded.
         energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
         given: what the job was given that no other field tells, a word for each option after `--` and each variable.
+        rules: further learning-rate rules that it counts for, of a run of one rank: all of them are the same there.
+        again: this is such a run under one of these.
         recorded: by this suite, so that what is counted is known; logs of other tools may be of data that are not sharded.
     """
 
@@ -57,6 +60,8 @@ class Run:
     energy: float | None = None
     given: tuple[str, ...] = ()
     recorded: bool = False
+    rules: tuple[str | None, ...] = ()
+    again: bool = False
 
     @property
     def source(self) -> str:
@@ -87,6 +92,21 @@ class Run:
 def group_key(run: Run, held: Held) -> tuple[Any, ...]:
     """The key of the group that a run is counted to, as `analysis.measured.series_key`."""
     return series_key(tuple(getattr(run, name) for name in GROUP), run.global_batch, held)
+
+
+def under_each_rule(runs: Iterable[Run]) -> list[Run]:
+    """`runs`, those that count for several learning-rate rules once under each: for what compares by the rule.
+
+    They are the same runs all the same, with the same `source`: a list of runs names each once.
+    """
+    return [
+        one
+        for run in runs
+        for one in (
+            dataclasses.replace(run, rules=()),
+            *(dataclasses.replace(run, lr_rule=rule, rules=(), again=True) for rule in run.rules),
+        )
+    ]
 
 
 def on_fewest_nodes(runs: Sequence[Run]) -> list[Run]:

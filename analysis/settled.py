@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs import Run, stable_from
+from analysis.finding import known
+from analysis.runs import Run, stable_from, under_each_rule
 from analysis.schema import GROUP
 from analysis.stability import SHORTEST
 
@@ -21,7 +22,7 @@ def unsettled(runs: Sequence[Run], by: Sequence[str]) -> list[tuple[list[Run], l
     The runs that did settle are then the quick ones: what they count is a lower bound. Runs without a curve do not take part.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
+    for run in under_each_rule(runs):
         if run.measured and sum(epoch.val_acc is not None for epoch in run.epochs) >= SHORTEST:
             groups.setdefault(tuple(getattr(run, name) for name in by), []).append(run)
     found = [(own, [run for run in own if stable_from(run.epochs) is None]) for own in groups.values()]
@@ -30,7 +31,8 @@ def unsettled(runs: Sequence[Run], by: Sequence[str]) -> list[tuple[list[Run], l
 
 def settled(table: pd.DataFrame, runs: Sequence[Run], by: Sequence[str]) -> pd.DataFrame:
     """`table` without the epochs to stability of groups most of whose runs have not settled."""
-    sources = [run.source for own, _ in unsettled(runs, by) for run in own]
-    if not sources:
+    out = {(run.source, run.lr_rule) for own, _ in unsettled(runs, by) for run in own}
+    if not out:
         return table
-    return table[~((table["metric"] == "epochs_to_stability") & table["source"].isin(sources))]
+    of_those = [(source, known(rule)) in out for source, rule in zip(table["source"], table["lr_rule"], strict=True)]
+    return table[~((table["metric"] == "epochs_to_stability") & pd.Series(of_those, table.index, dtype=bool))]

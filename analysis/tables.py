@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.cells import read_runs, told_apart
 from analysis.csv_files import Row, read_csv
 from analysis.logs import is_curve, is_events, read_curves, read_events
-from analysis.runs import Run, rows
+from analysis.runs import Run, rows, under_each_rule
 from analysis.sacct import is_sacct, read_sacct
 from analysis.schema import COLUMNS, WORDS
 from hvdtrain.errors import UserError, nearest
@@ -41,7 +41,8 @@ def read(*paths: PathLike) -> pd.DataFrame:
     last epoch, where it was finite. A run of one epoch is measured by that one, and says so by `epochs` being 1. The
     replicate is the seed. A setting that the grid varies besides the columns below is part of the workload's name:
     `digits, width=64`; so are arguments after `--` and variables of `--env` that are not the same in all cells:
-    `digits, --width 64`.
+    `digits, --width 64`. A run of one rank stands once for each learning-rate rule of its study, because all are the same
+    there.
 
     Args:
         paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or
@@ -91,7 +92,8 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
     named = iter(runs)
     everything: list[Row] = []
     for found, own in read_of:
-        everything.extend(row for run in islice(named, len(found)) if run.measured for row in rows(run))
+        measured = [run for run in islice(named, len(found)) if run.measured]
+        everything.extend(row for run in under_each_rule(measured) for row in rows(run))
         everything.extend(own)
     table = frame(everything)
     # Totals of run folders are the sums of their own epochs: they cannot contradict them.

@@ -14,12 +14,12 @@ from analysis.finding import known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
 from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
-from analysis.runs import Run
+from analysis.runs import Run, under_each_rule
 from analysis.schema import GROUP
 from analysis.settled import CONFIGURATION, settled
 from analysis.smoothing import smooth
 from analysis.stability import ends_in_nothing
-from analysis.way import Way, Z, differing, priced_as
+from analysis.way import Way, Z, differing, once, priced_as
 from hvdtrain.errors import UserError
 
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
@@ -36,6 +36,7 @@ def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None
     final accuracy. Accuracies of 0, levels within `SETTLED` of it and runs that ended in NaN set no target: they would make
     one that asks for nothing.
     """
+    runs = under_each_rule(runs)
     lost = _without_answer(runs, ends_in_nothing)
     finals = {key: own for key, own in _accuracies(table).items() if key not in lost}
     levels: dict[Any, list[float]] = {}
@@ -63,14 +64,14 @@ def ways(
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
     length), or one epoch, or million samples: the first that all configurations have. A recorded time_to_target goes before these
-    three where all configurations have it.
+    three where all configurations have it. One rank is one way, whatever the learning-rate rules.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not above zero.
     """
-    found = _every(table, target, runs, prices)
+    found = _every(table, target, under_each_rule(runs), prices)
     apart = differing([way.fields for way in found])
-    return [replace(way, apart=apart) for way in found]
+    return [replace(way, apart=apart) for way in once(found)]
 
 
 def _every(

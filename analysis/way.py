@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.finding import describe, known
@@ -25,6 +25,7 @@ class Way:
             accuracy that is not known here), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
         apart: the fields that are not the same in all ways of the workload.
+        rules: further learning-rate rules that it is a way of, of one rank: all of them are the same there.
     """
 
     fields: Mapping[str, Any]
@@ -42,6 +43,7 @@ class Way:
     energy: float | None = None
     measured: bool = True
     apart: tuple[str, ...] = ()
+    rules: tuple[str | None, ...] = ()
 
     @property
     def workload(self) -> str | None:
@@ -96,7 +98,8 @@ class Way:
         else:
             cpu = "CPU " if self.fields["device"] == "cpu" else ""
             first = f"{self.n_gpus} {cpu}rank{'' if self.n_gpus == 1 else 's'}"
-        return ", ".join([first, *qualified(self.fields, [name for name in names if name != "gpu_type"])])
+        left_out = ("gpu_type", *(["lr_rule"] if self.rules else []))
+        return ", ".join([first, *qualified(self.fields, [name for name in names if name not in left_out])])
 
     @property
     def group(self) -> str:
@@ -107,6 +110,27 @@ class Way:
         """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price: see `judged_by_cost`)."""
         scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
         return scale * self.low, scale * self.seconds, scale * self.high
+
+
+def once(ways: Sequence[Way]) -> list[Way]:
+    """`ways`, those of one rank that differ in nothing but the learning-rate rule as one: it is one measurement."""
+    found: dict[object, Way] = {}
+    for place, way in enumerate(ways):
+        others = {name: value for name, value in way.fields.items() if name != "lr_rule"}
+        # As text, where a time that is NaN equals itself.
+        key: object = repr({**way.__dict__, "fields": others}) if way.n_gpus == 1 else place
+        first = found.get(key)
+        found[key] = way if first is None else replace(first, rules=(*first.rules, known(way.fields["lr_rule"])))
+    return list(found.values())
+
+
+def of_each_rule(ways: Sequence[Way]) -> list[Way]:
+    """The ways of `once`, for what compares by the learning-rate rule: under each of their rules."""
+    return [
+        one
+        for way in ways
+        for one in (way, *(replace(way, fields={**way.fields, "lr_rule": rule}, rules=()) for rule in way.rules))
+    ]
 
 
 def differing(groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
