@@ -136,7 +136,8 @@ def ways(answer: Recommendation) -> Sheet:
         "epoch": "Time of one epoch",
         "recorded target": "Time to the target that was recorded",
     }.get(answer.basis, "Time of a million samples")
-    hours = answer.ways[0].hours_unit if answer.ways else "GPU-hours"
+    units = {way.hours_unit for way in answer.ways} or {"GPU-hours"}
+    hours = units.pop() if len(units) == 1 else "rank-hours"
     columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "energy (kWh)", "accuracy", ""]
     if not any(way.price for way in answer.ways):
         columns, rows = _without(columns, rows, "cost")

@@ -13,7 +13,7 @@ from analysis.nextrun import next_run
 from analysis.runs import Run
 from analysis.settled import BATCH, settled
 from analysis.target import check_prices, check_target, common_target, ways
-from analysis.way import Way, priced_as
+from analysis.way import Way, judged_by_cost, priced_as
 from hvdtrain.errors import UserError
 
 #: What a way's seconds are for, by its basis; and which of them are the time of a whole job.
@@ -82,7 +82,8 @@ def recommend(
         target: accuracy, a fraction of one; default: what all configurations got to that learnt anything.
         deadline: s; asks for the cheapest way that surely meets it.
         budget: in the currency of `prices`, or GPU-hours without; asks for the fastest way that surely keeps it.
-        prices: per GPU-hour by GPU type (or "cpu"). Where some types have one, the others are not judged by cost.
+        prices: per GPU-hour by GPU type (or "cpu"). Where some types have one, the others are not judged by cost; where none
+            has one, CPU ranks are not beside GPUs.
         runs: the runs behind the table, for their curves; `analysis.tables.read_inputs` gives both.
 
     Returns:
@@ -127,9 +128,10 @@ def _one(
     )
     unreached = tuple(way for way in every if way not in timed)
     fastest, fast_rivals = _first(timed, "seconds")
-    # Money is not compared with hours: where any way has a price, those without are not judged by cost.
+    # Money is not compared with hours: where any way has a price, were it one that does not reach the target, those without are
+    # not judged by cost.
     money = any(way.price is not None for way in every)
-    judged = [way for way in timed if way.price is not None] if money else timed
+    judged = [way for way in timed if way.price is not None] if money else judged_by_cost(timed)
     cheapest, cheap_rivals = _first(judged, "cost")
     basis = every[0].basis
     best, limit = _within(timed, judged, money, deadline, budget, basis)
@@ -139,7 +141,7 @@ def _one(
         *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
         *_nothing_learnt(goal, every),
         *_unseen(target, basis, timed),
-        *_without_price([way for way in timed if way not in judged]),
+        *_without_price([way for way in timed if way not in judged], [] if money else judged),
         *limit,
     ]
     return Recommendation(
@@ -168,7 +170,7 @@ def _within(
     if deadline is None and budget is None:
         return None, []
     limits = ([] if deadline is None else [("seconds", deadline)]) + ([] if budget is None else [("cost", budget)])
-    said = wish(None, deadline, budget, f" {timed[0].hours_unit}" if timed and not money else "")
+    said = wish(None, deadline, budget, f" {judged[0].hours_unit}" if judged and not money else "")
     if basis not in _WHOLE:
         return None, [
             f"What keeps {said} cannot be said: how many epochs are needed is not known, and the times are those "
@@ -186,7 +188,8 @@ def _within(
     if maybe:
         names = ", ".join(way.name for way in maybe)
         return None, [f"Nothing surely keeps {said}; by its best guess {names} would, but the interval reaches beyond."]
-    return None, [f"Nothing that {'was measured' if len(judged) == len(timed) else 'has a price'} keeps {said}."]
+    which = "was measured" if len(judged) == len(timed) else "has a price" if money else "ran on GPUs"
+    return None, [f"Nothing that {which} keeps {said}."]
 
 
 def wish(target: float | None, deadline: float | None, budget: float | None, unit: str = "") -> str:
@@ -207,12 +210,12 @@ def _unseen(target: float | None, basis: str, timed: Sequence[Way]) -> list[str]
     ]
 
 
-def _without_price(ways: Sequence[Way]) -> list[str]:
-    """Which ways are not judged by cost, and what would change that."""
+def _without_price(ways: Sequence[Way], others: Sequence[Way]) -> list[str]:
+    """Which ways are not judged by cost, and what would change that: prices of these, and of the `others` that have none."""
     if not ways:
         return []
     names = ", ".join(way.name for way in ways)
-    kinds = dict.fromkeys(kind for way in ways if (kind := priced_as(way.fields)) is not None)
+    kinds = dict.fromkeys(kind for way in (*ways, *others) if (kind := priced_as(way.fields)) is not None)
     options = " ".join(f'--price "{kind}=RATE"' if " " in kind else f"--price {kind}=RATE" for kind in kinds)
     hint = f"give {options}" if options else "their GPU type is not recorded"
     return [f"Without a price, and so not judged by cost: {names}; {hint}."]

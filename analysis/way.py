@@ -107,7 +107,7 @@ class Way:
         return describe(self.fields)
 
     def worth(self, by: str) -> tuple[float, float, float]:
-        """Low, value and high of "seconds" or of "cost" (GPU-hours where there is no price: see `judged_by_cost`)."""
+        """Low, value and high of "seconds" or of "cost" (hours where there is no price: see `judged_by_cost`)."""
         scale = 1.0 if by == "seconds" else self.n_gpus / 3600 * (self.price if self.price is not None else 1.0)
         return scale * self.low, scale * self.seconds, scale * self.high
 
@@ -152,8 +152,15 @@ def qualified(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def judged_by_cost(ways: Sequence[Way]) -> list[Way]:
-    """Those whose costs can be compared: with a price where any has one, because money is not compared with hours; else all."""
-    return [way for way in ways if way.price is not None] or list(ways)
+    """Those whose costs can be compared: with a price where any has one, because money is not compared with hours.
+
+    Where none has one hours are compared: those of GPUs, of whatever type, but not with those of CPU ranks.
+    """
+    if priced := [way for way in ways if way.price is not None]:
+        return priced
+    if {"cpu", "gpu"} <= {way.fields["device"] for way in ways}:
+        return [way for way in ways if way.fields["device"] == "gpu"]
+    return list(ways)
 
 
 def priced_as(fields: Mapping[str, Any]) -> str | None:

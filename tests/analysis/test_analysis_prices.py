@@ -9,6 +9,7 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
+from analysis.plain import ways as sheet
 from analysis.plots.costs import pareto_plot
 
 UNPRICED = "Without a price, and so not judged by cost: 4 x T4, 2 x T4; give --price T4=RATE."
@@ -94,3 +95,41 @@ def test_the_report_says_it(caltech: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["report", str(caltech), "--price", "V100=2.48", "--budget", "5", "--out", str(out)]) == 0
     assert UNPRICED in " ".join(capsys.readouterr().out.split())
     assert UNPRICED in (out / "report.md").read_text()
+
+
+MIXED = "workload,device,GPU,GPUs,epochs,total time [s]\n"
+NO_RATE = "Without a price, and so not judged by cost: 4 CPU ranks; give --price cpu=RATE --price V100=RATE."
+
+
+def test_hours_of_cpu_ranks_are_no_hours_of_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{MIXED}net,cpu,,4,10,1000\nnet,gpu,V100,1,10,5000\nnet,gpu,V100,2,10,2600\n")
+    table = analysis.read(path)
+    best = analysis.recommend(table)
+    assert best.fastest is not None and best.fastest.name == "4 CPU ranks"
+    assert best.cheapest is not None and best.cheapest.name == "1 x V100"
+    assert [way.name for way in best.cheapest_rivals] == ["2 x V100"]
+    assert NO_RATE in best.sentences
+    plot = pareto_plot(best.ways, (), ["V100"])
+    assert plot is not None and plot.alt.startswith("Time against GPU-hours. 2 x V100")
+    assert plot.alt.endswith("Without a price, and not shown: 4 CPU ranks.")
+    assert "rank-hours" in sheet(best).columns, "what GPU-hours would not say of CPU ranks"
+    limited = analysis.recommend(table, budget=1.2)
+    assert limited.best is None
+    assert "Nothing that ran on GPUs keeps a budget of 1.2 GPU-hours." in limited.sentences
+    assert NO_RATE in limited.sentences
+    half = analysis.recommend(table, prices={"cpu": 0.05})
+    assert half.cheapest is not None and half.cheapest.name == "4 CPU ranks"
+    assert any("not judged by cost: 2 x V100, 1 x V100; give --price V100=RATE." in said for said in half.sentences)
+    priced = analysis.recommend(table, prices={"cpu": 0.05, "V100": 2.48})
+    assert priced.cheapest is not None and priced.cheapest.name == "4 CPU ranks"
+    assert not any("Without a price" in said for said in priced.sentences)
+
+
+def test_hours_of_one_kind_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{MIXED}net,cpu,,4,10,1000\nnet,cpu,,2,10,2500\nother,gpu,V100,1,10,5000\n")
+    best = analysis.recommend(analysis.read(path), budget=1.2)
+    assert best.cheapest is not None and best.cheapest.name == "4 CPU ranks"
+    assert best.best is not None and best.best.name == "4 CPU ranks"
+    assert not any("Without a price" in said for answer in (best, *best.others) for said in answer.sentences)
