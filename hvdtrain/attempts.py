@@ -11,6 +11,8 @@ from hvdtrain.json_file import read_json, write_json
 
 #: What an attempt leaves that the next one must not find.
 _RESULTS = ("running.json", "result.json")
+#: What an attempt has while it is under way.
+_BEGUN = ("running.json", "slurm.json")
 _ELSEWHERE = "checkpoints.json"
 #: Names of manifests among other files of the user's.
 MANIFESTS = "[0-9]*-epoch-*-step-*.json"
@@ -23,6 +25,19 @@ def count(folder: Path) -> int:
 
 def _numbers(folder: Path) -> list[int]:
     return [int(path.name) for path in (folder / "attempts").glob("[0-9]*")]
+
+
+def last_sign(folder: Path) -> float | None:
+    """When the attempt in the run folder `folder` wrote something for the last time: Unix time, as the file system has it.
+
+    None where nothing says that one has begun.
+    """
+    begun = [path for name in _BEGUN if (path := folder / name).exists()]
+    times = []
+    for path in [*begun, folder / "epochs.jsonl", *folder.glob("log/*")] if begun else ():
+        with contextlib.suppress(FileNotFoundError):  # the next attempt may just set it aside
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
 
 
 def checkpoints(folder: Path) -> list[Path]:

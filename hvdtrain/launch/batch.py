@@ -244,11 +244,9 @@ def _close_earlier(folder: Path) -> bool:
 
     Whether there was one.
     """
-    begun = [path for name in ("running.json", "slurm.json") if (path := folder / name).exists()]
-    if not begun or (folder / "result.json").exists():
+    ended = attempts.last_sign(folder)
+    if ended is None or (folder / "result.json").exists():
         return False
-    traces = [*begun, folder / "epochs.jsonl", *folder.glob("log/*")]
-    ended = max(path.stat().st_mtime for path in traces if path.exists())
     facts = record.read_json(folder / "slurm.json") or {}
     result = record.finish(folder, "preempted", 137, "SLURM ended this attempt at once: preempted, or its node failed")
     started = result.get("started") or facts.get("began") or ended

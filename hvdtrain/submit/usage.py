@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain import record
+from hvdtrain import attempts, record
 from hvdtrain.record import CellRecord
 from hvdtrain.submit.queue import Usage
 
@@ -27,15 +27,20 @@ def from_accounting(rows: Sequence[Usage], ranks: int) -> Spent:
     return Spent(hours, False, sum(known) if known else None)
 
 
-def estimate(cell: CellRecord, now: float) -> Spent:
-    """Wall clock times ranks of every attempt that left a record, and of the one that runs."""
+def estimate(cell: CellRecord, now: float | None) -> Spent:
+    """Wall clock times ranks of every attempt that left a record, and of the newest one, to `now` if its job runs.
+
+    With None it does not: what was killed outright left no end, and used nothing after its last sign of life.
+    """
     ranks = int(cell.cell.get("gpus") or 1)
-    attempts = [record.read_json(path) or {} for path in cell.folder.glob("attempts/*/result.json")]
-    seconds = sum(_seconds(result) for result in attempts)
+    earlier = [record.read_json(path) or {} for path in cell.folder.glob("attempts/*/result.json")]
+    seconds = sum(_seconds(result) for result in earlier)
     if cell.result is not None:
         seconds += _seconds(cell.result)
     elif (facts := record.read_json(cell.folder / "slurm.json")) is not None:
-        seconds += max(0.0, now - float(facts["began"]))
+        began = float(facts["began"])
+        ended = attempts.last_sign(cell.folder) if now is None else now
+        seconds += max(0.0, (began if ended is None else ended) - began)
     return Spent(seconds * ranks / 3600, True)
 
 

@@ -71,14 +71,14 @@ def look(folder: Path, cells: Sequence[CellRecord]) -> StudyView:
         accounted, used = queue.accounted(numbers, min(submission.created for submission in known))
     if answered and not accounted and _is_lost(cells, latest, jobs):
         jobs = _with_exit_codes(jobs)
-    spent = {cell.folder.name: _spent(cell, known, used) for cell in cells}
     views = []
     for cell in cells:
         submission = latest.get(cell.folder.name)
         number = None if submission is None else submission.job_of(cell.folder.name)
         job = None if number is None else _find(number, jobs, accounted)
         view = bring_together(cell, submission, job, in_use=in_use, answered=answered)
-        views.append(dataclasses.replace(view, spent=spent[cell.folder.name]))
+        running = job is not None and job.status == "running"
+        views.append(dataclasses.replace(view, spent=_spent(cell, known, used, running)))
     return StudyView(views, notes, answered)
 
 
@@ -181,13 +181,15 @@ def _with_exit_codes(jobs: Mapping[str, Job]) -> dict[str, Job]:
         return dict(jobs)
 
 
-def _spent(cell: CellRecord, known: Sequence[Submission], used: Mapping[str, list[queue.Usage]]) -> Spent:
+def _spent(
+    cell: CellRecord, known: Sequence[Submission], used: Mapping[str, list[queue.Usage]], running: bool
+) -> Spent:
     name = cell.folder.name
     numbers = [submission.job_of(name) for submission in known if name in submission.cells]
     rows = [row for number in numbers if number is not None for row in used.get(number, [])]
     if rows:
         return usage.from_accounting(rows, int(cell.cell.get("gpus") or 1))
-    return usage.estimate(cell, time.time())
+    return usage.estimate(cell, time.time() if running else None)
 
 
 def _plain(nodes: str) -> str:

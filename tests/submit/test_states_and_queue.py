@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hvdtrain import record
 from hvdtrain.submit import queue, states, usage
 from hvdtrain.submit.queue import Job, Usage
 from hvdtrain.submit.submissions import Submission, find
-from hvdtrain.submit.view import CellView, bring_together
+from hvdtrain.submit.view import CellView, bring_together, look
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,31 @@ def test_an_estimate_adds_up_attempts(tmp_path: Path) -> None:
     record.write_json(tmp_path / "slurm.json", {"began": 2000.0})
     spent = usage.estimate(record.read_cell(tmp_path), now=2030.0)
     assert (spent.gpu_hours, spent.estimated) == (4 * 180 / 3600, True)
+
+
+def test_an_attempt_that_was_killed_used_nothing_after_its_last_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "n2"
+    began = time.time() - 7200
+    record.write_json(folder / "cell.json", {"name": "n2", "gpus": 2, "cluster": "slurm"})
+    record.write_json(folder / "slurm.json", {"began": began})
+    record.write_json(folder / "running.json", {})
+    record.EpochLog(folder / "epochs.jsonl").append(record.Epoch(1))
+    (folder / "log").mkdir()
+    (folder / "log" / "rank-1.log").write_text("epoch 1\n")
+    for number, name in enumerate(("slurm.json", "running.json", "epochs.jsonl", "log/rank-1.log")):
+        os.utime(folder / name, (began + 200 * number,) * 2)
+    submission = {name: value for name, value in dataclasses.asdict(SUBMITTED).items() if name != "folder"}
+    record.write_json(tmp_path / "submissions" / SUBMITTED.folder / "submission.json", submission)
+    monkeypatch.setattr(queue, "accounted", lambda ids, since: ({}, {}))
+    monkeypatch.setattr(queue, "remembered", dict)
+    for state, hours in (("RUNNING", 4.0), ("PENDING", 1 / 3), ("NODE_FAIL", 1 / 3), (None, 1 / 3)):
+        jobs = {} if state is None else {"7": Job("7", state, "n2.ab")}
+        monkeypatch.setattr(queue, "live_and_recent", lambda jobs=jobs: jobs)
+        (seen,) = look(tmp_path, [record.read_cell(folder)]).cells
+        assert seen.spent is not None and seen.spent.estimated
+        assert seen.spent.gpu_hours == pytest.approx(hours, rel=0.01), state
 
 
 # --- a submission that was accepted without our hearing of it -----------------------------------------------------
