@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from hvdtrain import attempts, record
 from hvdtrain.errors import UserError
 
 _READ_BYTES = 1 << 20
+#: Names of payloads, and of what is written aside on the way to one and to its manifest. The folder may be one of the user's.
+_PAYLOAD = re.compile(r"\d{5,}-epoch-\d+-step-\d+\.ckpt")
+_ASIDE = re.compile(r"\.\d{5,}-epoch-\d+-step-\d+\.(ckpt\.part|json\.[\d.]+)")
 
 
 class CheckpointError(UserError):
@@ -184,9 +188,9 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what killed saves and removals left: parts, and payloads without a manifest."""
-        parts = [*self.folder.glob(".*.part"), *self.folder.glob(".*.json.*")]
-        for path in [*parts, *(path for path in self.folder.glob("*.ckpt") if not _manifest(path).exists())]:
-            path.unlink(missing_ok=True)
+        for path in list(self.folder.iterdir()):
+            if _ASIDE.fullmatch(path.name) or (_PAYLOAD.fullmatch(path.name) and not _manifest(path).exists()):
+                path.unlink(missing_ok=True)
 
     def _refused(self, error: OSError, path: Path) -> CheckpointError:
         with contextlib.suppress(OSError):

@@ -93,6 +93,23 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
         store.newest(lambda text: None)
 
 
+def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
+    """Only what a killed save of ours left is removed."""
+    theirs = [
+        "best.ckpt",
+        "epoch=3-step=40.ckpt",
+        "3-best-epoch-two-step-last.ckpt",
+        ".download.part",
+        ".state.json.77",
+    ]
+    aside = [".ckpt.part", ".json.7", ".json.7.9"]
+    for name in [*theirs, "00007-epoch-1-step-10.ckpt", *(f".00008-epoch-1-step-10{end}" for end in aside)]:
+        (tmp_path / name).write_text("there before")
+    saved = save(Store(tmp_path), 20)
+    ours = [saved.path.name, saved.path.with_suffix(".json").name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*theirs, *ours])
+
+
 def test_a_failing_write_leaves_nothing_and_keeps_the_one_before(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, 10)
