@@ -286,6 +286,7 @@ class Synchronizer:
         """What a checkpoint must keep."""
         return {
             "steps": self.steps,
+            "last_rate": self.last_rate,
             "epochs": self.epochs_done if self.steps_per_epoch is None else self.epoch,
             "rule": self.rule,
             "scaling": self.scaling,
@@ -302,6 +303,8 @@ class Synchronizer:
             The factors by which rates have changed, by group.
         """
         self.steps = state["steps"]
+        # Of an epoch that has no step left, it is the rate to record; earlier versions did not keep it.
+        self.last_rate = state.get("last_rate", self.last_rate)
         self.origin = (self.steps, state["epochs"] or 0.0)
         if self.adascale is not None and state["adascale"] is not None:
             self.adascale.load_state_dict(state["adascale"])

@@ -85,6 +85,7 @@ class Trainer:
             self._meter.load_state_dicts([each["meter"] for each in partials])
             self._noise = NoiseScale(**partials[0]["noise"])
             elapsed = float(partials[0]["seconds"])
+            self._norm = partials[0].get("norm")
         # Where in the epoch the coming step begins, in fractions of it.
         self._reached = self.train.fraction if partials else 0.0
         self.synchronizer.clock.reset()
@@ -263,7 +264,12 @@ class Trainer:
         if not self.synchronizer.stop_agreed:
             return  # in nearly every step, so nothing is gathered before
         seconds = time.perf_counter() - self._began
-        partial = {"meter": self._meter.state_dict(), "noise": asdict(self._noise), "seconds": seconds}
+        partial = {
+            "meter": self._meter.state_dict(),
+            "noise": asdict(self._noise),
+            "seconds": seconds,
+            "norm": self._norm,
+        }
         self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=partial)
 
 

@@ -145,6 +145,37 @@ def test_a_scheduler_that_replaces_the_scaled_rate_is_named_once(tmp_path: Path)
     assert "max_lr" not in run(1, OWN_RATES, tmp_path).err
 
 
+LAST_STEP = """
+class Stopping(nn.Module):
+    steps = 0
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps == 32 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return x
+
+model.append(Stopping())
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+history = ht.fit(trained, optimizer, loss, ht.loader(data, 4, seed=3), epochs=3)
+print(json.dumps([[e.epoch, e.lr, e.grad_norm, e.train_loss, e.samples] for e in history]))
+"""
+
+
+def test_an_epoch_that_was_left_after_its_last_step_has_its_rate_and_norm(tmp_path: Path) -> None:
+    (tmp_path / "through").mkdir()
+    through = run(1, LAST_STEP, tmp_path / "through", "/")
+    assert through.status == 0, through.err
+    stopped = run(1, LAST_STEP, tmp_path, tmp_path / "mark")
+    assert stopped.status == 75, stopped.err
+    assert "all ranks stopped after step 32," in stopped.err
+    ended = run(1, LAST_STEP, tmp_path, tmp_path / "mark")
+    assert ended.status == 0, ended.err
+    history = json.loads(ended.out.splitlines()[-1])
+    assert [entry[1] for entry in history] == [0.1] * 3
+    assert history == json.loads(through.out.splitlines()[-1])
+
+
 RESUMED = """
 trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 ht.fit(trained, optimizer, loss, ht.loader(data, 4, seed=3), epochs=int(sys.argv[1]))
