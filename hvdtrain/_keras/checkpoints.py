@@ -6,10 +6,10 @@ import pickle
 from pathlib import Path
 from typing import IO, Any
 
-from hvdtrain import record
 from hvdtrain._keras.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Store, check_keep
 from hvdtrain.errors import UserError, agreed
+from hvdtrain.own_folder import own_folder, place
 
 _MODULES = ("numpy", "ml_dtypes", "builtins", "collections", "_codecs")
 
@@ -62,7 +62,7 @@ class Checkpoints:
         problem, content = "", None
         if world().rank == 0:
             try:
-                saved = self._store.newest(lambda text: print(f"hvdtrain: {text}", flush=True))
+                saved = self._store.newest(_say)
                 if saved is not None:
                     content = _read(saved.path)
             except UserError as error:
@@ -101,11 +101,17 @@ def _unpickle(file: IO[bytes]) -> Any:
     return _Unpickler(file).load()
 
 
-def folder_for(asked: Path | str | bool | None, fit: int) -> Path | None:
-    """None: beside the records, when there are any. False: nowhere. Each `fit` of a process, from 1, has a folder of its own."""
-    if asked is False:
-        return None
-    if asked is None or asked is True:
-        run = record.run_dir()
-        return run / ("checkpoints" if fit == 1 else f"checkpoints-{fit}") if run is not None else None
-    return Path(asked) if fit == 1 else Path(f"{asked}-{fit}")
+def folder_for(asked: Path | str | bool | None, *training: object, number: int = 1) -> Path | None:
+    """None: beside the records, when there are any. False: nowhere. Each training of a process has a folder of its own.
+
+    Args:
+        training: what makes a loop the same one when it asks again; nothing for a `fit`.
+        number: of the `fit`, from 1.
+    """
+    wanted = place(None if asked is True else asked)
+    return own_folder(wanted, _say, *training, number=number) if wanted is not None else None
+
+
+def _say(text: str) -> None:
+    if world().rank == 0:
+        print(f"hvdtrain: {text}", flush=True)

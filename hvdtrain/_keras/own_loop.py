@@ -28,13 +28,14 @@ class Checkpoints:
     Args:
         model: built.
         optimizer: from `DistributedOptimizer`.
-        folder: for the files; None: under the run folder, if there is one.
+        folder: for the files; None: under the run folder, if there is one. What another training of the process has, a `fit` or a
+            loop with another model or optimizer, is passed over: `FOLDER-2`, ...
         keep: how many of the newest stay, besides the best.
     """
 
     def __init__(self, model: Any, optimizer: Any, folder: Path | str | None = None, *, keep: int = 2) -> None:
         self._model, self._optimizer = model, optimizer
-        self._files = files.Checkpoints(files.folder_for(folder, 1), keep)
+        self._files = files.Checkpoints(files.folder_for(folder, model, optimizer), keep)
         self._saved = 0
         stop.watch_always()
 

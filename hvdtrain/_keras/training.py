@@ -71,7 +71,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def begin(self, fit: int, epochs_before: int) -> None:
         """Another `fit` of this process: its number from 1, and the epochs that those before it have recorded."""
-        self.checkpoints = Checkpoints(folder_for(self._asked, fit), self._keep)
+        self.checkpoints = Checkpoints(folder_for(self._asked, number=fit), self._keep)
         self.epochs_before, self.history, self.over = epochs_before, {}, False
         self.content = self.checkpoints.load()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hvdtrain import record, stop
+from hvdtrain import stop
 from hvdtrain._torch import generators, payload
 from hvdtrain._torch.agreement import agreed_stop
 from hvdtrain._torch.batch_norm import statistics
@@ -21,6 +21,7 @@ from hvdtrain._torch.loader import TrainLoader
 from hvdtrain._torch.payload import AgreedCheckpointError
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
+from hvdtrain.own_folder import own_folder, place
 
 _VERSION = 1
 #: Between the name of a further model and that of its buffer.
@@ -75,7 +76,8 @@ class Checkpoints:
         model: from `distribute`.
         optimizer: from `distribute`.
         loader: of training batches, to go on in the middle of an epoch.
-        folder: None for `checkpoints` in the run folder; without one, `save` and `resume` do nothing.
+        folder: None for `checkpoints` in the run folder; without one, or with False, `save` and `resume` do nothing. What another
+            training of the process has, a `fit` or a loop with another optimizer or loader, is passed over: `checkpoints-2`, ...
         keep: how many of the newest to keep, besides the best.
         states: schedulers, a GradScaler, further models and optimizers, ..., by name: all that has `state_dict` and
             `load_state_dict`.
@@ -88,13 +90,14 @@ class Checkpoints:
         optimizer: Optimizer,
         loader: TrainLoader | None = None,
         *,
-        folder: Path | str | None = None,
+        folder: Path | str | Literal[False] | None = None,
         keep: int = 2,
         states: Mapping[str, Stateful] | None = None,
         watch: bool = True,
     ) -> None:
-        run = record.run_dir()
-        chosen = Path(folder) if folder is not None else run / "checkpoints" if run is not None else None
+        asked = place(folder)
+        # One that is made again for the same loop goes on with what was saved.
+        chosen = own_folder(asked, _say, optimizer, loader) if asked is not None else None
         self.store = Store(chosen, keep) if chosen is not None else None
         self.history: list[dict[str, Any]] = []
         self._model = plain(model)
@@ -307,4 +310,5 @@ def _rescale_scheduler(state: Stateful, changed: Mapping[int, list[float]]) -> N
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if world().rank == 0:
+        print(text, file=sys.stderr, flush=True)

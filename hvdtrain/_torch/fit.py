@@ -21,7 +21,9 @@ from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.start import strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain._torch.trainer import Loss, Trainer
+from hvdtrain.checkpoint import Store
 from hvdtrain.errors import Diverged, UserError
+from hvdtrain.own_folder import own_folder, place
 from hvdtrain.record import Epoch, EpochLog
 
 #: Calls of `fit` in this process, and the last epoch that they recorded.
@@ -70,7 +72,7 @@ def fit(
             validation with the training loss.
         early_stopping: an `EarlyStopping`, or epochs without a better validation loss that are accepted.
         checkpoints: their folder; None for `checkpoints` in the run folder if there is one (`checkpoints-2` in the second `fit` of
-            a script, and so on), False for none.
+            a script, and so on), False for none. A folder that another `fit` or loop of the script was given becomes `FOLDER-2`.
 
     Raises:
         UserError: an optimizer that is not from `distribute`, or an argument that is out of range.
@@ -172,13 +174,11 @@ def _saver(
     _fits += 1
     if folder is True:
         raise UserError("checkpoints=True: give the folder, or leave it out to take the run folder's")
-    run = record.run_dir()
-    if folder is None and run is not None and _fits > 1:
-        # What the first one has left is another training's.
-        folder = run / f"checkpoints-{_fits}"
-    saver = Checkpoints(model, optimizer, train, folder=None if folder is False else folder, states=states, watch=False)
-    if folder is False:
-        saver.store = None
+    saver = Checkpoints(model, optimizer, train, folder=False, states=states, watch=False)
+    asked = place(folder)
+    if asked is not None:
+        # What those before it have left is another training's, though it may be of the same optimizer and loader.
+        saver.store = Store(own_folder(asked, _say, number=_fits if folder is None else 1))
     return saver
 
 

@@ -109,3 +109,27 @@ def test_checkpoints_without_a_folder_do_nothing() -> None:
     checkpoints = ht.Checkpoints(model, optimizer)
     assert checkpoints.resume() == 0
     assert checkpoints.save(1) is None
+
+
+def test_one_folder_is_one_trainings_and_false_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    ht.init()
+    monkeypatch.chdir(tmp_path)
+    made = torch.nn.Linear(2, 2)
+    model, optimizer = ht.distribute(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    _, other = ht.distribute(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    train = ht.loader(samples(16, 1), 4)
+    ht.Checkpoints(model, other, train, folder="kept").save(3)
+    # Made again it is the same training's, by whatever name the folder goes.
+    again = ht.Checkpoints(model, other, train, folder=tmp_path / "kept")
+    assert again.resume() == 3
+    assert "has" not in capsys.readouterr().err
+    for number, parts in ((2, (optimizer, train)), (3, (optimizer, None)), (2, (optimizer, train))):
+        checkpoints = ht.Checkpoints(model, *parts, folder="kept/")
+        assert checkpoints.store is not None
+        assert checkpoints.store.folder == Path(f"kept-{number}")
+        assert "for another training of this process has kept" in capsys.readouterr().err
+    assert ht.Checkpoints(model, optimizer, folder=False).store is None

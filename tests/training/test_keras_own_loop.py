@@ -75,6 +75,39 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(backend: str, tmp
         assert [name for name in expected.files if not np.array_equal(expected[name], parts[name])] == []
 
 
+THEN_A_LOOP = """
+import keras, numpy as np
+import hvdtrain.keras as hk
+hk.init()
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+fit = lambda: hk.fit(model, x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+fit()
+for each in range(2):
+    checkpoints = hk.Checkpoints(model, model.optimizer)
+    first = checkpoints.resume()
+    for epoch in range(first + 1, 4):
+        checkpoints.save(epoch)
+    print("loop after", first)
+fit()
+"""
+
+
+@pytest.mark.ranks
+def test_a_loop_after_a_fit_has_a_folder_of_its_own_and_finds_it_again(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(THEN_A_LOOP)
+    options = ["--launcher", "none", "--run-dir", str(tmp_path / "run")]
+    for first in (0, 3):
+        ended = run_world(1, script, options=options, KERAS_BACKEND="torch")
+        assert ended.status == 0, ended.err
+        told = [line for line in ended.out.splitlines() if line.startswith("loop after")]
+        assert told == [f"loop after {first}", "loop after 3"]
+        folders = sorted(path.name for path in (tmp_path / "run").glob("checkpoints*"))
+        assert folders == ["checkpoints", "checkpoints-2", "checkpoints-3"]
+
+
 @pytest.mark.ranks
 def test_a_download_that_fails_on_one_rank_ends_all_with_its_message(tmp_path: Path) -> None:
     script = tmp_path / "first.py"

@@ -145,6 +145,69 @@ def test_a_scheduler_that_replaces_the_scaled_rate_is_named_once(tmp_path: Path)
     assert "max_lr" not in run(1, OWN_RATES, tmp_path).err
 
 
+ONE_FOLDER = """
+class Stopping(nn.Module):
+    def forward(self, x):
+        if self.training and phase == 1 and train.epoch == int(sys.argv[3]) and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return x
+
+model.append(Stopping())
+histories = []
+for phase, kind in enumerate((torch.optim.SGD, torch.optim.AdamW)):
+    if phase == 0 or sys.argv[2] == "other":
+        trained, optimizer = ht.distribute(model, kind(model.parameters(), lr=0.01))
+        train = ht.loader(data, 4, seed=3 + phase)
+    histories.append([[e.epoch, e.train_loss, e.lr] for e in ht.fit(trained, optimizer, loss, train, epochs=5, checkpoints="kept")])
+print(json.dumps(histories))
+"""
+
+
+@pytest.mark.parametrize(("phase", "epoch"), [("other", 3), ("same", 8)])
+def test_trainings_of_a_script_that_are_given_one_folder_keep_apart(
+    phase: str, epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an optimizer and a loader of its own, or both the same: the second one is stopped in its third epoch."""
+    ends = []
+    for name, status in (("through", 0), ("parts", 75), ("parts", 0)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / name)
+        ended = run(1, ONE_FOLDER, tmp_path / name, "/" if name == "through" else tmp_path / "mark", phase, epoch)
+        assert ended.status == status, ended.err
+        ends.append(ended.out)
+    through, parts = (json.loads(each.splitlines()[-1]) for each in (ends[0], ends[2]))
+    assert [len(each) for each in through] == [5, 5]
+    assert parts == through
+    lines = (tmp_path / "parts" / "run" / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 11))
+    assert "checkpoints go to kept-2, for another training of this process has kept" in ends[0]
+
+
+THEN_A_LOOP = """
+trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+train = ht.loader(data, 4, seed=3)
+ht.fit(trained, optimizer, loss, train, epochs=2)
+for each in range(2):
+    checkpoints = ht.Checkpoints(trained, optimizer, train)
+    first = checkpoints.resume()
+    for epoch in range(first, 3):
+        checkpoints.save(epoch + 1)
+    print("loop after", first, "in", checkpoints.store.folder.name)
+ht.fit(trained, optimizer, loss, train, epochs=1)
+"""
+
+
+def test_a_loop_after_a_fit_has_a_folder_of_its_own_and_finds_it_again(tmp_path: Path) -> None:
+    for first in (0, 3):
+        ended = run(1, THEN_A_LOOP, tmp_path)
+        assert ended.status == 0, ended.err
+        told = [line for line in ended.out.splitlines() if line.startswith("loop after")]
+        assert told == [f"loop after {first} in checkpoints-2", "loop after 3 in checkpoints-2"]
+        folders = sorted(path.name for path in (tmp_path / "run").glob("checkpoints*"))
+        assert folders == ["checkpoints", "checkpoints-2", "checkpoints-3"]
+
+
 LAST_STEP = """
 class Stopping(nn.Module):
     steps = 0
