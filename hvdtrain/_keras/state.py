@@ -216,12 +216,14 @@ def shared_by(optimizer: Any) -> dict[str, Any]:
     return {
         "base_rate": synchronized.base_rate,
         "scaling": synchronized.scaling,
+        "steps_before": synchronized.steps_before,
+        "steps_per_epoch": synchronized.steps_per_epoch,
         "optimizer": _values(optimizer.variables),
     }
 
 
 def restore_shared(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
-    """Weights and the optimizer's state, and the learning rate that the same base has in this world.
+    """Weights and the optimizer's state, the learning rate that the same base has in this world, and the place in the warm-up.
 
     Raises:
         UserError: the state is of another model or optimizer.
@@ -257,6 +259,17 @@ def restore_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
         # Where callbacks have changed the rate, what they made of the base stays: only the scaling is another.
         base = state["base_rate"] if untouched else saved / state["scaling"]
         inner.learning_rate = base * now.scaling
+    _restore_warmup(optimizer, state)
+
+
+def _restore_warmup(optimizer: Any, state: dict[str, Any]) -> None:
+    """It counts epochs, of which a world of another size, or with other batches, made other steps than this one will."""
+    now = synchronization(optimizer)
+    # Earlier versions kept neither.
+    then, now.steps_before = state.get("steps_per_epoch"), state.get("steps_before", 0.0)
+    if then and now.steps_per_epoch and then != now.steps_per_epoch:
+        made = float(keras.ops.convert_to_numpy(optimizer.iterations))
+        now.steps_before = (made + now.steps_before) / then * now.steps_per_epoch - made
 
 
 def _alike(values: list[Any], variables: list[Any]) -> bool:

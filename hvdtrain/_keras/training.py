@@ -134,7 +134,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._resume_further(content)
         if len(ranks) == world().size:
             state.restore_own(self.model, ranks[world().rank])
-        elif inner.steps_per_epoch:
+        elif inner.steps_per_epoch and "steps_before" not in content:
+            # From an earlier version.
             iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations

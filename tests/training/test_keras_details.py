@@ -55,6 +55,31 @@ model.fit(train, epochs=2, callbacks=[*early, *hk.callbacks()], verbose=0)
 model.fit(train, epochs=1, callbacks=hk.callbacks(), verbose=0)
 """
 )
+SIZES = (
+    HEAD
+    + """
+from hvdtrain._keras.epochs import effective_rate
+way, last = sys.argv[1], int(sys.argv[2])
+x, y = np.ones((64, 1), "float32"), np.zeros((64, 1), "float32")
+train = hk.loader(x, y, batch_size=4)
+optimizer = hk.DistributedOptimizer(
+    keras.optimizers.SGD(0.01), lr_rule="linear", warmup_epochs=6, steps_per_epoch=len(train) if way == "loop" else None
+)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+model.compile(optimizer, "mse", jit_compile=False)
+if way == "loop":
+    checkpoints = hk.Checkpoints(model, optimizer)
+    for epoch in range(checkpoints.resume() + 1, last + 1):
+        for _ in range(len(train)):
+            optimizer.apply([keras.ops.zeros((1, 1))], model.trainable_variables)
+        hk.record_epoch(epoch, samples=64, seconds=1.0, lr=effective_rate(optimizer))
+        checkpoints.save(epoch)
+else:
+    for epochs in (1, last - 1) if way == "fits" else (last,):
+        if epochs:
+            model.fit(train, epochs=epochs, callbacks=hk.callbacks(), verbose=0)
+"""
+)
 NO_NUMBER = (
     HEAD
     + """
@@ -77,10 +102,10 @@ model.fit(hk.loader(x, x[:, :1], batch_size=8, seed=5), epochs=1, callbacks=hk.c
 )
 
 
-def run(script: str, folder: Path, backend: str, *arguments: object) -> Ended:
+def run(script: str, folder: Path, backend: str, *arguments: object, ranks: int = 2) -> Ended:
     (folder / "script.py").write_text(script)
     options = ["--run-dir", str(folder / "run")]
-    return run_world(2, folder / "script.py", *arguments, options=options, KERAS_BACKEND=backend)
+    return run_world(ranks, folder / "script.py", *arguments, options=options, KERAS_BACKEND=backend)
 
 
 def epochs(folder: Path) -> list[dict[str, Any]]:
@@ -101,6 +126,20 @@ def test_each_step_has_the_rate_of_the_warm_up(backend: str, tmp_path: Path) -> 
     # What is recorded is the rate of the epoch's last step.
     assert [epoch["lr"] for epoch in epochs(tmp_path)] == pytest.approx([expected[5], expected[11], expected[17]])
     assert "learning rate (0.01 for one rank, rule linear, 2 ranks)" in ended.out
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("way", "backend"), [("fit", "tensorflow"), ("fits", "torch"), ("loop", "torch")])
+def test_the_warm_up_goes_on_whatever_the_number_of_ranks(way: str, backend: str, tmp_path: Path) -> None:
+    """Also after a second start on as many ranks, which must know of the one before on others."""
+    expected = []
+    for epoch, ranks in enumerate((2, 4, 4, 1, 4), start=1):
+        ended = run(SIZES, tmp_path, backend, way, epoch, ranks=ranks)
+        assert ended.status == 0, ended.err
+        # What is recorded is the rate of the last of an epoch's steps.
+        reached = epoch - 4 * ranks / 64
+        expected.append(lr.rate(0.01, "linear", ranks, epoch=reached, warmup_epochs=6))
+    assert [epoch["lr"] for epoch in epochs(tmp_path)] == pytest.approx(expected)
 
 
 @pytest.mark.ranks
