@@ -1,16 +1,110 @@
-"""Optimizers that a model has besides the one it was compiled with: a `train_step` of one's own for two networks, say."""
+"""All optimizers of a model: the one it was compiled with, and those of a `train_step` of one's own for several networks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hvdtrain._keras.optimizer import is_distributed
+from hvdtrain._keras import state
+from hvdtrain._keras.backends import Wire
+from hvdtrain._keras.optimizer import Synchronization, is_distributed, synchronization
+from hvdtrain.errors import UserError
+
+_ELSEWHERE = "Train in another folder, or move its checkpoints away"
 
 
-def further(model: Any) -> list[Any]:
-    """Those that `DistributedOptimizer` made and that are attributes of the model, or in lists or dictionaries that are; in the
-    order in which it got them, which is the same on all ranks.
+class Optimizers:
+    """What `fit` does to all of them alike.
+
+    Attributes:
+        further: those besides the model's own that `DistributedOptimizer` made and that are attributes of the model, or in lists
+            or dictionaries that are; in the order in which it got them, which is the same on all ranks.
     """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.further = _further(model)
+
+    @property
+    def _all(self) -> list[Any]:
+        return [self._model.optimizer, *self.further]
+
+    @property
+    def wires(self) -> list[Wire]:
+        """What each sends, the model's own first."""
+        return [synchronization(each).wire for each in self._all]
+
+    @property
+    def asked_to_weight(self) -> list[bool]:
+        """Whether each one's `scale_loss` has been called."""
+        return [synchronization(each).asked_to_weight for each in self._all]
+
+    def begin(self, steps: int | None) -> None:
+        """Give all ranks rank 0's state, and warm-ups the length of an epoch in `steps` of `fit`, where that is known."""
+        for each in self._all:
+            inner = _inner(each)
+            if steps:
+                known = synchronization(inner)
+                known.steps_per_epoch = known.steps_per_epoch or steps / accumulated_in(each)
+        state.broadcast(self._model)
+        for each in self.further:
+            # One that has no variables yet says at its first step what to do.
+            if each.built:
+                state.broadcast(self._model, each)
+
+    def saved(self) -> list[dict[str, Any]]:
+        """Of the further ones: the same on every rank."""
+        return [state.shared_by(each) for each in self.further]
+
+    def accumulated(self) -> dict[str, Any]:
+        """Gradients that this rank has added up towards the next update of each."""
+        return {
+            "accumulated": state.accumulated(self._model.optimizer),
+            "accumulated_further": [state.accumulated(each) for each in self.further],
+        }
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Weights too, from a checkpoint.
+
+        Raises:
+            UserError: it is of another model or other optimizers, or one of these has no variables yet.
+        """
+        ranks = content["ranks"]
+        state.restore_shared(self._model, self._model.optimizer, content)
+        state.restore_accumulated(self._model.optimizer, [each.get("accumulated") for each in ranks])
+        saved = content.get("further")
+        if saved is None:  # of an earlier version
+            return
+        if len(saved) != len(self.further):
+            raise UserError(
+                f"the checkpoint is of a model with {len(saved)} optimizers besides the one it was compiled with, this one has "
+                f"{len(self.further)}. {_ELSEWHERE}"
+            )
+        for index, (each, values) in enumerate(zip(self.further, saved, strict=True)):
+            if not each.built:
+                raise UserError(
+                    f"{type(each).__name__}, an optimizer besides the one that the model was compiled with, has no variables yet "
+                    "to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
+                    "model that it trains before fit"
+                )
+            state.restore_optimizer(each, values)
+            state.restore_accumulated(each, [rank["accumulated_further"][index] for rank in ranks])
+
+
+def accumulated_in(optimizer: Any) -> int:
+    """Batches whose gradients make one update."""
+    return int(_inner(optimizer).gradient_accumulation_steps or 1)
+
+
+def inner_state(optimizer: Any) -> Synchronization:
+    """Of the optimizer itself, where one that scales losses is around it."""
+    return synchronization(_inner(optimizer))
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _further(model: Any) -> list[Any]:
     found: dict[int, Any] = {}
     for name, value in vars(model).items():
         if name == "optimizer":

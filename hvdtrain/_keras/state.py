@@ -15,8 +15,6 @@ from hvdtrain._keras.start import gather_objects, in_process, session, sum_over_
 from hvdtrain.errors import UserError, agreed
 
 _SEED_STRIDE = 1_000_003
-# Attributes of other callbacks that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
-_NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
 
 
 def broadcast(model: Any, optimizer: Any = None) -> None:
@@ -283,13 +281,3 @@ def _values(variables: list[Any]) -> list[Any]:
 def _assign(variables: list[Any], values: list[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-def plain_attributes(callback: Any) -> dict[str, Any]:
-    """Counters, best values and best weights: what a callback learned."""
-    plain = (int, float, bool, str, type(None), np.ndarray, np.generic)
-
-    def is_plain(value: Any) -> bool:
-        return isinstance(value, plain) or (isinstance(value, list) and all(map(is_plain, value)))
-
-    return {key: value for key, value in vars(callback).items() if key not in _NOT_SAVED and is_plain(value)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,14 +11,13 @@ import keras
 
 from hvdtrain import lr as rates
 from hvdtrain import record, stop
-from hvdtrain._keras import state
+from hvdtrain._keras import others, state
 from hvdtrain._keras.backends import agreed_by
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
 from hvdtrain._keras.epochs import EpochMeter, effective_rate
-from hvdtrain._keras.further import further
+from hvdtrain._keras.further import Optimizers, accumulated_in, inner_state
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.monitor import Monitor
-from hvdtrain._keras.optimizer import synchronization
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
 from hvdtrain.errors import Diverged, UserError, agreed
@@ -65,7 +63,6 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._step = 0
         self._averaged = False
         self._ends = False  # a callback of this rank wants the training to end
-        self._further: list[Any] = []  # optimizers besides the model's
         self._function: Any = None
         self._restoring: dict[str, Any] | None = None
 
@@ -79,25 +76,16 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Every rank starts from the same state: rank 0's, or that of a checkpoint."""
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        inner = synchronization(optimizer)
+        inner = inner_state(self.model.optimizer)
         steps = self.params.get("steps") or (len(self.loader) if self.loader is not None else None)
         state.refuse_differing_steps(steps)
-        self._meter.accumulated = optimizer.gradient_accumulation_steps or 1
-        self._further = further(self.model)
-        for each in (optimizer, *self._further):
-            if steps:
-                known = synchronization(getattr(each, "inner_optimizer", each))
-                known.steps_per_epoch = known.steps_per_epoch or steps / (each.gradient_accumulation_steps or 1)
-        state.broadcast(self.model)
-        for each in self._further:
-            # One that has no variables yet says at its first step what to do.
-            if each.built:
-                state.broadcast(self.model, each)
+        self._meter.accumulated = accumulated_in(self.model.optimizer)
+        self._optimizers = Optimizers(self.model)
+        self._optimizers.begin(steps)
         if self.content is not None:
             self._resume(self.content, inner)
-        self._wire = inner.wire
-        self._wires = [synchronization(each).wire for each in (optimizer, *self._further)]
+        self._wires = self._optimizers.wires
+        self._wire = self._wires[0]
         self._wire.reset_times()
         self._ends = False
         if record.run_dir() is not None and world().rank == 0:
@@ -128,10 +116,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         return int(self.content["epoch"]) if self.content is not None else 0
 
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
-        state.restore_shared(self.model, self.model.optimizer, content)
+        self._optimizers.restore(content)
         ranks = content["ranks"]
-        state.restore_accumulated(self.model.optimizer, [each.get("accumulated") for each in ranks])
-        self._resume_further(content)
         if len(ranks) == world().size:
             state.restore_own(self.model, ranks[world().rank])
         elif inner.steps_per_epoch and "steps_before" not in content:
@@ -139,38 +125,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
-        for name, callback in self._named_others():
-            for key, value in content["callbacks"].get(name, {}).items():
-                setattr(callback, key, value)
-
-    def _resume_further(self, content: dict[str, Any]) -> None:
-        saved = content.get("further")
-        if saved is None:  # of an earlier version
-            return
-        if len(saved) != len(self._further):
-            raise UserError(
-                f"the checkpoint is of a model with {len(saved)} optimizers besides the one it was compiled with, this one has "
-                f"{len(self._further)}. Train in another folder, or move its checkpoints away"
-            )
-        for index, (each, values) in enumerate(zip(self._further, saved, strict=True)):
-            if not each.built:
-                raise UserError(
-                    f"{type(each).__name__}, an optimizer besides the one that the model was compiled with, has no variables yet "
-                    "to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
-                    "model that it trains before fit"
-                )
-            state.restore_optimizer(each, values)
-            state.restore_accumulated(each, [rank["accumulated_further"][index] for rank in content["ranks"]])
-
-    def _named_others(self) -> list[tuple[str, Any]]:
-        """Callbacks by type, the first, second, ... of it: there may be two that stop early."""
-        counts: Counter[str] = Counter()
-        named = []
-        for callback in self.others:
-            kind = type(callback).__name__
-            counts[kind] += 1
-            named.append((f"{kind} {counts[kind]}", callback))
-        return named
+        others.restore(self.others, content["callbacks"])
 
     # --- one epoch ---
 
@@ -253,7 +208,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def _check_weighting(self) -> None:
-        asked = [synchronization(each).asked_to_weight for each in (self.model.optimizer, *self._further)]
+        asked = self._optimizers.asked_to_weight
         if not all(asked):
             each = "" if len(asked) == 1 else f" of each of its {len(asked)} optimizers"
             raise agreed(
@@ -356,19 +311,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             return
         content = {
             **state.shared_state(self.model, self.model.optimizer),
-            "further": [state.shared_by(each) for each in self._further],
+            "further": self._optimizers.saved(),
             "epoch": epoch,
             "consumed": consumed,
             "stopped_early": stopped_early,
             "meter": self._meter.saved(),
             "history": self.history,
-            "callbacks": {name: state.plain_attributes(callback) for name, callback in self._named_others()},
+            "callbacks": others.learned(self.others),
         }
-        own = {
-            **state.own_state(self.model),
-            "accumulated": state.accumulated(self.model.optimizer),
-            "accumulated_further": [state.accumulated(each) for each in self._further],
-        }
+        own = {**state.own_state(self.model), **self._optimizers.accumulated()}
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
         self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
 

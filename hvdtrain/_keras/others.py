@@ -1,0 +1,44 @@
+"""What other callbacks of a `fit` have learned: early stopping, plateaus, the best of a metric."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Attributes that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
+_NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
+
+
+def learned(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Counters, best values and best weights, by callback."""
+    return {name: _plain_attributes(callback) for name, callback in _named(callbacks)}
+
+
+def restore(callbacks: Sequence[Any], values: dict[str, dict[str, Any]]) -> None:
+    """From `learned`."""
+    for name, callback in _named(callbacks):
+        for key, value in values.get(name, {}).items():
+            setattr(callback, key, value)
+
+
+def _named(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
+    """By type, the first, second, ... of it: there may be two that stop early."""
+    counts: Counter[str] = Counter()
+    named = []
+    for callback in callbacks:
+        kind = type(callback).__name__
+        counts[kind] += 1
+        named.append((f"{kind} {counts[kind]}", callback))
+    return named
+
+
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    plain = (int, float, bool, str, type(None), np.ndarray, np.generic)
+
+    def is_plain(value: Any) -> bool:
+        return isinstance(value, plain) or (isinstance(value, list) and all(map(is_plain, value)))
+
+    return {key: value for key, value in vars(callback).items() if key not in _NOT_SAVED and is_plain(value)}
