@@ -42,7 +42,13 @@ def agreed_by(wires: Sequence[Wire]) -> Agreed:
 
 
 class Wire(Protocol):
-    """What one optimizer sends in each step, gradients and beside them a few flags, and the clock of the step."""
+    """What one optimizer sends in each step, gradients and beside them a few flags, and the clock of the step.
+
+    Attributes:
+        number: in the names of messages, where two optimizers may send at once; `broadcast` makes it the same on all ranks.
+    """
+
+    number: int
 
     # --- between steps ---
 
@@ -58,7 +64,7 @@ class Wire(Protocol):
         """What the last step brought."""
 
     def reset_times(self) -> None:
-        """Begin to add up seconds and norms anew."""
+        """Begin to add up seconds and norms anew, and forget what the last step brought."""
 
     def measured(self) -> dict[str, float]:
         """Since `reset_times`: seconds `data`, `forward`, `backward`, `allreduce` (waiting that nothing hid), `optimizer`, where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import keras
 from hvdtrain import stop
 from hvdtrain._keras import state
 from hvdtrain._keras.backends import Wire, backend
+from hvdtrain._keras.further import Optimizers
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.loss_weight import UnionLosses
 from hvdtrain._keras.metrics import world_metrics
@@ -20,7 +22,6 @@ from hvdtrain._keras.optimizer import (
     agree_on_scale,
     is_distributed,
     is_upstreams,
-    synchronization,
 )
 from hvdtrain._keras.start import gather_objects, world
 from hvdtrain._keras.training import BeforeOthers, Training
@@ -102,8 +103,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
         _build_metrics(model, ours)
     arguments["x"], ours.make_step = backend().training(model, train, arguments["class_weight"])
     arguments["validation_data"] = backend().feed(arguments["validation_data"])
-    wire = synchronization(model.optimizer).wire
-    with stop.watching(), world_metrics(model), UnionLosses(wire) as losses, _steps(model, wire, losses):
+    wires = Optimizers(model).wires
+    with stop.watching(), world_metrics(model), UnionLosses(wires[0]) as losses, _steps(model, wires, losses):
         try:
             history = original(model, **arguments)
         finally:
@@ -259,9 +260,22 @@ def _others(given: list[Any], ours: Training) -> list[Any]:
                     "BackupAndRestore would restore rank 0 alone; hvdtrain.keras.callbacks(checkpoints=folder) saves and goes on "
                     "for all ranks"
                 )
-        if world().rank != 0:
-            others = [each for each in others if not _names(each) & _WRITERS]
+        others = [each for each in others if not _on_rank_zero_only(each) or world().rank == 0]
     return others
+
+
+def _on_rank_zero_only(callback: Any) -> bool:
+    """Of Keras' writers, or derived from one and not marked as one that knows of ranks."""
+    kind = type(callback)
+    if not _names(callback) & _WRITERS or getattr(callback, "on_all_ranks", False):
+        return False
+    if world().rank == 0 and any(name.startswith("on_") for name in vars(kind)) and kind.__name__ not in _WRITERS:
+        print(
+            f"hvdtrain: note: {kind.__name__}, which is derived from a callback that writes files, acts on rank 0 only; "
+            "on_all_ranks = True in it makes it act on all",
+            flush=True,
+        )
+    return True
 
 
 def _names(callback: Any) -> set[str]:
@@ -272,14 +286,15 @@ def _names(callback: Any) -> set[str]:
 class _steps:
     """Around the model's own step, which is the first that sees a batch: tells the clock, and makes losses the union's."""
 
-    def __init__(self, model: Any, wire: Wire, losses: UnionLosses) -> None:
-        self._model, self._wire, self._losses = model, wire, losses
+    def __init__(self, model: Any, wires: Sequence[Wire], losses: UnionLosses) -> None:
+        self._model, self._wires, self._losses = model, wires, losses
 
     def __enter__(self) -> None:
         own = self._model.train_step
 
         def train_step(data: Any) -> Any:
-            self._wire.data_arrived(data)
+            for wire in self._wires:
+                wire.data_arrived(data)
             with self._losses.step():
                 return own(data)
 

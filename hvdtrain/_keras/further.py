@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from hvdtrain._keras import state
@@ -23,6 +24,7 @@ class Optimizers:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.further = _further(model)
+        self._unbuilt = [each for each in self.further if not each.built]
 
     @property
     def _all(self) -> list[Any]:
@@ -35,8 +37,9 @@ class Optimizers:
 
     @property
     def asked_to_weight(self) -> list[bool]:
-        """Whether each one's `scale_loss` has been called."""
-        return [synchronization(each).asked_to_weight for each in self._all]
+        """Whether `scale_loss` has been called of each that is used."""
+        states = [synchronization(each) for each in self._all]
+        return [each.asked_to_weight for each in states if each is states[0] or each.applied]
 
     def begin(self, steps: int | None) -> None:
         """Give all ranks rank 0's state, and warm-ups the length of an epoch in `steps` of `fit`, where that is known."""
@@ -53,6 +56,9 @@ class Optimizers:
 
     def saved(self) -> list[dict[str, Any]]:
         """Of the further ones: the same on every rank."""
+        if late := [each for each in self._unbuilt if each.built]:
+            self._unbuilt = []
+            warnings.warn(f"the checkpoints of this training need a mended script: {_unbuilt(late[0])}", stacklevel=2)
         return [state.shared_by(each) for each in self.further]
 
     def accumulated(self) -> dict[str, Any]:
@@ -80,14 +86,19 @@ class Optimizers:
                 f"{len(self.further)}. {_ELSEWHERE}"
             )
         for index, (each, values) in enumerate(zip(self.further, saved, strict=True)):
-            if not each.built:
-                raise UserError(
-                    f"{type(each).__name__}, an optimizer besides the one that the model was compiled with, has no variables yet "
-                    "to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
-                    "model that it trains before fit"
-                )
+            # One that is never used has none before and after.
+            if not each.built and not state.alike(values["optimizer"], each.variables):
+                raise UserError(_unbuilt(each))
             state.restore_optimizer(each, values)
             state.restore_accumulated(each, [rank["accumulated_further"][index] for rank in ranks])
+
+
+def _unbuilt(optimizer: Any) -> str:
+    return (
+        f"{type(optimizer).__name__}, an optimizer besides the one that the model was compiled with, has no variables before its "
+        "first step to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
+        "model that it trains before fit"
+    )
 
 
 def accumulated_in(optimizer: Any) -> int:

@@ -118,6 +118,7 @@ class _Wire:
     """Implements `backends.Wire` for devices of one process: nothing leaves it, so there is nothing to agree on."""
 
     def __init__(self) -> None:
+        self.number = 0  # nothing is sent
         self._stop = self._end = False
         # Samples of the step, one value for each device: each traces the step in a thread of its own.
         self._samples: dict[int, Any] = {}

@@ -38,6 +38,7 @@ class Synchronization:
         scaled: a loss-scaling optimizer is around this one, and is told first.
         applying: inside an update, where the rate is the warmed-up one.
         asked_to_weight: the model's `train_step` has called `scale_loss`.
+        applied: it has called `apply`.
     """
 
     wire: Wire
@@ -51,6 +52,7 @@ class Synchronization:
     scaled: bool = False
     applying: bool = False
     asked_to_weight: bool = False
+    applied: bool = False
 
 
 class _Averaging:
@@ -66,6 +68,7 @@ class _Averaging:
                     "hvdtrain.keras.broadcast(model, optimizer) before it"
                 )
             state.started = True
+        state.applied = True
         grads = list(grads)
         if not state.scaled:
             state.wire.gradients_computed(grads)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.optimizer import synchronization
-from hvdtrain._keras.start import gather_objects, in_process, session, sum_over_ranks, world
+from hvdtrain._keras.start import from_rank_zero, gather_objects, in_process, session, sum_over_ranks, world
 from hvdtrain.errors import UserError, agreed
 
 _SEED_STRIDE = 1_000_003
@@ -42,6 +42,8 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
             accumulated = {id(variable) for variable in _accumulators(optimizer)}
             shared = [variable for variable in optimizer.variables if id(variable) not in accumulated]
             backend().ranks().broadcast([*_weights(model), *_seeds(model), *shared])
+            # One rank may have made optimizers that the others have not.
+            state.wire.number = from_rank_zero(state.wire.number, "wire")
         for variable in _seeds(model):
             seed = keras.ops.convert_to_numpy(variable).copy()
             seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
@@ -227,7 +229,7 @@ def restore_shared(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
         UserError: the state is of another model or optimizer.
     """
     weights = _weights(model)
-    if not _alike(state["weights"], weights) or not _alike(state["optimizer"], optimizer.variables):
+    if not alike(state["weights"], weights) or not alike(state["optimizer"], optimizer.variables):
         raise UserError(
             f"the checkpoint is of another model or optimizer: it holds {len(state['weights'])} variables and "
             f"{len(state['optimizer'])} of the optimizer, this training has {len(weights)} and {len(optimizer.variables)}, "
@@ -243,7 +245,7 @@ def restore_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
     Raises:
         UserError: the state is of another optimizer.
     """
-    if not _alike(state["optimizer"], optimizer.variables):
+    if not alike(state["optimizer"], optimizer.variables):
         raise UserError(
             f"the checkpoint is of another optimizer than {type(optimizer).__name__} with {len(optimizer.variables)} variables. "
             "Train in another folder, or move its checkpoints away"
@@ -270,7 +272,8 @@ def _restore_warmup(optimizer: Any, state: dict[str, Any]) -> None:
         now.steps_before = (made + now.steps_before) / then * now.steps_per_epoch - made
 
 
-def _alike(values: list[Any], variables: list[Any]) -> bool:
+def alike(values: list[Any], variables: list[Any]) -> bool:
+    """Whether saved values are of such variables."""
     return [tuple(value.shape) for value in values] == [tuple(variable.shape) for variable in variables]
 
 

@@ -7,6 +7,7 @@ Horovod fuses what is ready at the same time. In eager mode operations wait for 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,13 +45,15 @@ class HorovodRanks:
         self.controller = "mpi" if hvd.mpi_enabled() else "gloo"
 
     def sum(self, tensor: Any, name: str) -> Any:
-        return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=f"hvdtrain.{name}")
+        with _own_scope():
+            return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=f"hvdtrain.{name}")
 
     def average(self, grads: list[Any], names: list[str], control: Any, compression: str) -> tuple[list[Any], Any]:
         hvd = self._hvd
         sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
         if not tf.executing_eagerly() or compression == "bf16" or sparse:
-            return _average_and_sum(hvd, grads, names, control, compression)
+            with _own_scope():
+                return _average_and_sum(hvd, grads, names, control, compression)
         sent = [_compressed(grad, compression) for grad in grads]
         # One group has one operation: the control's average times the size is its sum.
         *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
@@ -79,6 +82,11 @@ class HorovodRanks:
             data = np.frombuffer(np.ascontiguousarray(raw).tobytes(), np.uint8)
             received = self._hvd.broadcast(tf.constant(data), 0, name=f"hvdtrain.state.{index}").numpy()
             variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
+
+
+def _own_scope() -> AbstractContextManager[Any]:
+    """In a graph the scope is part of a message's name, and that of an optimizer may be another on each rank ("sgd", "sgd_1")."""
+    return nullcontext() if tf.executing_eagerly() else tf.name_scope("hvdtrain/")
 
 
 def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any, form: str) -> tuple[list[Any], Any]:

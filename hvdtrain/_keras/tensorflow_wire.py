@@ -12,7 +12,7 @@ from hvdtrain._keras.backends import NORM_EVERY, Agreed
 from hvdtrain._keras.start import world
 from hvdtrain._keras.tensorflow_ranks import Ranks
 
-#: Of the wires of this process, made in the same order on every rank: what two of them send in one graph needs names of its own.
+#: Of the wires of this process: what two of them send in one graph needs names of its own.
 _numbers = itertools.count()
 _MARKS = ("data", "loss", "gradients", "reduce_began", "reduce_ended")
 
@@ -27,7 +27,7 @@ class TensorFlowWire:
 
     def __init__(self, ranks: Ranks | None, compression: str) -> None:
         self._ranks = ranks
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self._compression = compression
         self._on_cpu = not tf.config.get_visible_devices("GPU")
         self._base = time.time()
@@ -119,7 +119,7 @@ class TensorFlowWire:
         if self._ranks is None:
             averaged = grads
         else:
-            names = [f"{name}.{self._number}" for name in names]
+            names = [f"{name}.{self.number}" for name in names]
             averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
@@ -130,7 +130,7 @@ class TensorFlowWire:
 
     def agreed_finite(self, finite: Any) -> Any:
         assert self._ranks is not None
-        return tf.greater(self._ranks.sum(tf.cast(finite, tf.float32), f"finite.{self._number}"), world().size - 0.5)
+        return tf.greater(self._ranks.sum(tf.cast(finite, tf.float32), f"finite.{self.number}"), world().size - 0.5)
 
     # --- measuring ---
 
@@ -176,6 +176,7 @@ class TensorFlowWire:
     def reset_times(self) -> None:
         self._times.assign(tf.zeros_like(self._times))
         self._norms.assign(tf.zeros_like(self._norms))
+        self._control.assign(tf.zeros_like(self._control))
         self._began = self._ended = 0.0
         self._steps = 0
 

@@ -115,7 +115,7 @@ class TorchWire:
     def __init__(self, compression: str) -> None:
         self._compression = compression
         self._weight, self._stop, self._end, self._no_number = 1.0, False, False, False
-        self._agreed = Agreed(False, False, False)
+        self.number = 0  # one sends after the other here
         self._reductions = 0
         self._last = 0.0
         self.reset_times()
@@ -133,6 +133,7 @@ class TorchWire:
     def reset_times(self) -> None:
         self._seconds = dict.fromkeys(("data", "forward", "backward", "allreduce", "optimizer"), 0.0)
         self._norms, self._local, self._averaged, self._last_square = 0, 0.0, 0.0, 0.0
+        self._agreed = Agreed(False, False, False)
 
     def measured(self) -> dict[str, float]:
         found = {"norms": float(self._norms), "local_square": self._local, "averaged_square": self._averaged}

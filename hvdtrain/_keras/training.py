@@ -86,7 +86,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._resume(self.content, inner)
         self._wires = self._optimizers.wires
         self._wire = self._wires[0]
-        self._wire.reset_times()
+        for wire in self._wires:
+            wire.reset_times()
         self._ends = False
         if record.run_dir() is not None and world().rank == 0:
             batch = self.loader.batch_size // in_process() if self.loader is not None else None

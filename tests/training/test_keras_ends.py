@@ -18,10 +18,11 @@ world = hk.init()
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(64, 8)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
-def model_of(rate=0.05, norm=False, **options):
+def model_of(rate=0.05, norm=False, accumulated=None, **options):
     layers = [keras.layers.BatchNormalization()] if norm else []
     model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)])
-    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(rate), lr_rule="none"), "mse", **options)
+    optimizer = keras.optimizers.SGD(rate, gradient_accumulation_steps=accumulated)
+    model.compile(hk.DistributedOptimizer(optimizer, lr_rule="none"), "mse", **options)
     return model
 """
 ENDS = """
@@ -73,13 +74,50 @@ def test_a_callback_that_ends_the_training_of_one_rank_ends_that_of_all(
     assert [line["samples"] for line in records(tmp_path)] == samples
 
 
+AGAIN = """
+class End(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= world.rank == 1 and batch == 2
+model = model_of(accumulated=4)
+train = hk.loader(x, y, batch_size=4)
+for given in ([End()], []):
+    model.fit(train, epochs=1, callbacks=[*given, *hk.callbacks()], verbose=0)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_training_that_was_ended_does_not_end_the_next_one(backend: str, tmp_path: Path) -> None:
+    """Its first steps make no update, and ranks tell each other in updates."""
+    ended = run(2, AGAIN, tmp_path, backend=backend)
+    assert ended.status == 0, ended.err
+    # The fourth step of 8 samples was the first that brought word of the third.
+    assert [line["samples"] for line in records(tmp_path)] == [32, 64]
+
+
+ALONE = """
+if world.rank == 0:
+    model_of().summary()
+model = model_of()
+model.fit(hk.loader(x, y, batch_size=4), epochs=1, callbacks=hk.callbacks(), verbose=0)
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_may_make_an_optimizer_for_itself(tmp_path: Path) -> None:
+    ended = run(2, ALONE, tmp_path)
+    assert ended.status == 0, ended.err
+
+
 WRITES = """
 class Mine(keras.callbacks.CSVLogger):
+    on_all_ranks = len(sys.argv) > 2
     def on_epoch_end(self, epoch, logs=None):
         with open(sys.argv[1], "a") as file:
             file.write(f"{world.rank}\\n")
 model = model_of()
-model.fit(hk.loader(x, y, batch_size=4), epochs=2, callbacks=[Mine(os.devnull), *hk.callbacks()], verbose=0)
+ours = hk.callbacks(checkpoints=False)
+model.fit(hk.loader(x, y, batch_size=4), epochs=2, callbacks=[Mine(os.devnull), *ours], verbose=0)
 """
 
 
@@ -88,6 +126,10 @@ def test_what_is_derived_from_a_callback_that_writes_does_so_on_one_rank(tmp_pat
     ended = run(2, WRITES, tmp_path, tmp_path / "written")
     assert ended.status == 0, ended.err
     assert (tmp_path / "written").read_text() == "0\n0\n"
+    assert ended.out.count("note: Mine, which is derived from a callback that writes files, acts on rank 0 only") == 1
+    ended = run(2, WRITES, tmp_path, tmp_path / "everywhere", "all")
+    assert ended.status == 0, ended.err
+    assert sorted((tmp_path / "everywhere").read_text()) == sorted("0\n0\n1\n1\n")
 
 
 STATISTICS = """

@@ -63,7 +63,7 @@ for counts in ((6, 6), (5, 3), (4, 0)):
     parts = [data(rank, count) for rank, count in enumerate(counts)]
     own = parts[world.rank] if counts[world.rank] else data(1, 3)
     union = {key: np.concatenate([part[key] for part in parts]) for key in own}
-    wire.start_step(weight, False)
+    wire.start_step(weight, False, False)
     with loss_weight.UnionLosses(wire) as losses:
         for loss, target, mask, weights, differs in FORMS:
             if differs is None:

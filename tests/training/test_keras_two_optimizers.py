@@ -13,7 +13,7 @@ SCRIPT = """
 import os, signal, sys
 import keras, numpy as np
 import hvdtrain.keras as hk
-world = hk.init()
+world = hk.init(sys.argv[3] if len(sys.argv) > 3 else "horovod")
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(14, 4)).astype("float32"), rng.normal(size=(14, 1)).astype("float32")
@@ -30,7 +30,7 @@ class Two(keras.Model):
 
     def losses_of(self, data):
         x, y = data
-        square = lambda part, target: keras.ops.mean(keras.ops.square(part(x, training=True) - target))
+        square = lambda part, target: keras.losses.MeanSquaredError()(target, part(x, training=True))
         return self.optimizer.scale_loss(square(self.first, y)), self.others[0].scale_loss(square(self.second, 2 * y))
 
     def train_step(self, data):
@@ -55,25 +55,28 @@ class Two(keras.Model):
 
 class Stop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        if epoch == 1 and world.rank == world.size - 1 and len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+        if epoch == 1 and world.rank == world.size - 1 and len(sys.argv) == 3 and not os.path.exists(sys.argv[2]):
             open(sys.argv[2], "w").close()
             os.kill(os.getpid(), signal.SIGUSR1)
 
 model = Two()
 model.compile(hk.DistributedOptimizer(keras.optimizers.Adam(0.02), lr_rule="none"))
-model.others = [hk.DistributedOptimizer(keras.optimizers.Adam(0.01), lr_rule="none", warmup_epochs=1)]
+make = lambda: hk.DistributedOptimizer(keras.optimizers.Adam(0.01), lr_rule="none", warmup_epochs=1)
+# The last one is for another training: it has no variables, and nobody asks it to weight a loss.
+model.others = [make(), make()]
 hk.broadcast(model.second, model.others[0])
-train = hk.loader(x, y, batch_size=4 // world.size, seed=3)
+train = hk.loader(x, y, batch_size=4 // hk.replicas(), seed=3)
 model.fit(train, epochs=4, callbacks=[Stop(), *hk.callbacks()], verbose=0)
 if world.rank == 0:
     np.savez(sys.argv[1], *model.get_weights(), *(keras.ops.convert_to_numpy(v) for v in model.others[0].variables))
 """
 
 
-def run(ranks: int, folder: Path, name: str, *mark: Path, backend: str) -> Ended:
+def run(ranks: int, folder: Path, name: str, *further: object, backend: str, **environ: str) -> Ended:
     (folder / "script.py").write_text(SCRIPT)
     options = ["--launcher", "local" if ranks > 1 else "none", "--run-dir", str(folder / name)]
-    return run_world(ranks, folder / "script.py", folder / f"{name}.npz", *mark, options=options, KERAS_BACKEND=backend)
+    arguments = [folder / f"{name}.npz", *further]
+    return run_world(ranks, folder / "script.py", *arguments, options=options, KERAS_BACKEND=backend, **environ)
 
 
 @pytest.mark.ranks
@@ -92,3 +95,13 @@ def test_both_train_as_one_rank_does_and_go_on_from_a_checkpoint(backend: str, t
         assert two[name] == pytest.approx(one[name], abs=2e-6)
         assert four[name] == pytest.approx(one[name], abs=2e-6)
         assert np.array_equal(through[name], two[name])
+
+
+@pytest.mark.ranks
+def test_several_devices_of_one_process_train_both_as_one_does(tmp_path: Path) -> None:
+    assert run(1, tmp_path, "one", backend="tensorflow").status == 0
+    ended = run(1, tmp_path, "mirrored", "-", "mirrored", backend="tensorflow", HVDTRAIN_REPLICAS="2")
+    assert ended.status == 0, ended.err
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "mirrored.npz") as mirrored:
+        for name in one.files:
+            assert mirrored[name] == pytest.approx(one[name], abs=2e-6)
