@@ -20,7 +20,7 @@ from hvdtrain.launch.launchers import REGISTRY, Launcher, Request, knows_other_n
 from hvdtrain.launch.local import STOP_SECONDS
 from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
-from hvdtrain.machine import find_mpirun, gpu_of_each
+from hvdtrain.machine import find_mpirun, visible_gpus
 from hvdtrain.paths import find_job
 from hvdtrain.stop import RESTART
 
@@ -92,9 +92,10 @@ def _start(arguments: argparse.Namespace) -> int:
         # One rank was asked for, however many tasks the allocation around it has.
         environment["HVDTRAIN_LAUNCHER"] = "none"
     here = launcher.name == "mpirun" and not knows_other_nodes(environment)
-    if here and (gpus := gpu_of_each(arguments.ranks, environment)):
-        # mpirun gives all ranks the same variables: of as many GPUs as they are, each takes that of its local rank.
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if here and len(gpus := visible_gpus(environment)) >= arguments.ranks:
+        # mpirun gives all ranks the same variables: of as many GPUs as they are, each takes that of its local rank. Of fewer
+        # each chooses: ranks may share one GPU, and the framework, which may be one for CPUs, knows what it can use.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: arguments.ranks])
     if arguments.run_dir is not None:
         arguments.run_dir.mkdir(parents=True, exist_ok=True)
         attempts.set_aside(arguments.run_dir)
