@@ -18,17 +18,17 @@ from hvdtrain.submit import options
 if TYPE_CHECKING:
     from hvdtrain.submit.cell import Cell
     from hvdtrain.submit.request import Request
-    from hvdtrain.submit.study import Plan
+    from hvdtrain.submit.study import Again, Plan
     from hvdtrain.submit.transports import Transport
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a request ended: the exit status, whether it was stopped, and whether there was nothing to run."""
+    """How a request ended: the exit status, whether it was stopped, and the names of the cells that it was to run."""
 
     status: int
     stopped: bool = False
-    idle: bool = False
+    ran: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_cli(lambda words: submit(words).status, argv)
 
 
-def submit(argv: Sequence[str], *, unless_idle: bool = False) -> Ended:
-    """One request. With `unless_idle` one that has nothing to run leaves no trace: neither a line, nor in the study.
+def submit(argv: Sequence[str], *, again: Again | None = None) -> Ended:
+    """One request. Given `again`, one that has nothing to run leaves no trace: neither a line, nor in the study.
 
     Raises:
         UserError: the request is wrong.
@@ -60,7 +60,7 @@ def submit(argv: Sequence[str], *, unless_idle: bool = False) -> Ended:
     notes = transport.look(wanted)
     cells, more = grid.expand(wanted.grid, wanted.common, transport.shape)
     try:
-        return _run(list(argv), cells, [*decided, *more, *notes], transport, wanted, unless_idle)
+        return _run(list(argv), cells, [*decided, *more, *notes], transport, wanted, again)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -72,7 +72,7 @@ def _cannot_write(error: OSError, folder: Path) -> str:
 
 
 def _run(
-    argv: list[str], cells: list[Cell], notes: list[str], transport: Transport, request: Request, unless_idle: bool
+    argv: list[str], cells: list[Cell], notes: list[str], transport: Transport, request: Request, again: Again | None
 ) -> Ended:
     from hvdtrain.submit import study
     from hvdtrain.submit.lock import NAME, StudyLock
@@ -88,9 +88,9 @@ def _run(
                 undo.callback((folder / NAME).unlink, missing_ok=True)
             known = transport.review(folder, study.read_known(folder))
             cells, kept = study.keep_launchers(cells, known if request.launcher_chosen else {})
-            plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed)
-            if unless_idle and not plan.run:
-                return Ended(0, idle=True)
+            plan = study.plan(cells, known, folder.name, retry_failed=request.retry_failed, again=again)
+            if again is not None and not plan.run:
+                return Ended(0)
             facts = _facts(argv, request)
             study.create(folder, plan.run, lambda cell: transport.script(cell, request), facts, undo)
             handed = transport.hand_over(request, plan, undo)
@@ -102,20 +102,29 @@ def _run(
         if transport.name == "slurm" and not request.wait:
             _say_what_next(folder)
             return Ended(0)
+        goes_on = _goes_on(folder, again)
         try:
             to_the_end = transport.run(request, plan, lock)
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
             # The request was right: what ended until now is recorded, and the study is as after Ctrl-C.
-            print(
-                f"error: stopped: {_cannot_write(error, folder)}; repaired, the same command goes on", file=sys.stderr
-            )
+            print(f"error: stopped: {_cannot_write(error, folder)}; repaired, {goes_on}", file=sys.stderr)
             return Ended(1, stopped=True)
-    succeeded = _summarize(plan, request, transport, to_the_end)
+    succeeded = _summarize(plan, request, transport, to_the_end, goes_on)
     if request.then_report and to_the_end:
         succeeded = _report(folder) and succeeded
-    return Ended(0 if succeeded and to_the_end else 1, stopped=not to_the_end)
+    ran = tuple(cell.name for cell in plan.run)
+    return Ended(0 if succeeded and to_the_end else 1, stopped=not to_the_end, ran=ran)
+
+
+def _goes_on(folder: Path, again: Again | None) -> str:
+    if again is None or not again.failed_only:
+        return "the same command goes on with the cells that have not completed"
+    here = shlex.quote(str(folder))
+    return (
+        f"hvdtrain resume {here} goes on with the cell that was running, hvdtrain retry {here} with those that failed"
+    )
 
 
 def _facts(argv: list[str], request: Request) -> dict[str, Any]:
@@ -161,7 +170,7 @@ def _say_what_next(folder: Path) -> None:
     )
 
 
-def _summarize(plan: Plan, request: Request, transport: Transport, to_the_end: bool) -> bool:
+def _summarize(plan: Plan, request: Request, transport: Transport, to_the_end: bool, goes_on: str) -> bool:
     """Print the table and what to type next; whether every cell of the grid has completed."""
     from hvdtrain import record
     from hvdtrain.submit import summary, view
@@ -179,7 +188,7 @@ def _summarize(plan: Plan, request: Request, transport: Transport, to_the_end: b
         result = record.read_json(request.cell_folder(name) / "result.json") or {}
         print(f"{name} {result.get('status')} in an earlier call: {result.get('reason')}")
     if not to_the_end:
-        print("stopped; the same command goes on with the cells that have not completed")
+        print(f"stopped; {goes_on}")
     elif set(states) - {"completed"}:
         print("the same command with --retry-failed runs the failed cells again")
     if not (request.then_report and to_the_end):

@@ -17,7 +17,7 @@ from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.submit.options import split_job_arguments
 from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.status import find_study, read_study
-from hvdtrain.submit.study import INTERRUPTED
+from hvdtrain.submit.study import INTERRUPTED, Again
 from hvdtrain.submit.view import CellView, look
 
 if TYPE_CHECKING:
@@ -244,18 +244,19 @@ def _again_here(folder: Path, command: str, what: str, given: argparse.Namespace
 
     StudyLock(folder).close()  # that another submit works on it is said once, not for each request
     study = record.read_json(folder / "study.json") or {}
-    worst, idle = 0, True
+    worst, done = 0, frozenset[str]()
     for directory, argv in _requests(study.get("requests") or [], retry=command == "retry"):
         try:
             _enter(directory, argv)
-            ended = cli.submit(argv, unless_idle=True)
+            # A cell of several requests is run for the first of them.
+            ended = cli.submit(argv, again=Again(command == "retry", done))
         except UserError as error:  # a request that is no longer legal holds up no other
             print(f"error: {error}", file=sys.stderr)
             ended = cli.Ended(2)
-        worst, idle = max(worst, ended.status), idle and ended.idle
+        worst, done = max(worst, ended.status), done | {*ended.ran}
         if ended.stopped:
             break
-    if idle:
+    if not done and worst == 0:
         print(f"nothing to {command}: no cell {what}")
     return worst
 

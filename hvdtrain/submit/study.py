@@ -46,8 +46,25 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def plan(cells: Sequence[Cell], known: Mapping[str, Known], study: str, *, retry_failed: bool) -> Plan:
-    """Decide for each cell whether it runs. Pure.
+@dataclass(frozen=True)
+class Again:
+    """What `retry` and `resume` leave out of a request: cells in `done`, which their call has run for an earlier one, and,
+    with `failed_only`, what was interrupted or never began.
+    """
+
+    failed_only: bool
+    done: frozenset[str] = frozenset()
+
+    def takes(self, name: str, status: str | None) -> bool:
+        """Whether a cell that has not completed is run."""
+        begun = status is not None and status not in INTERRUPTED
+        return name not in self.done and (begun or not self.failed_only)
+
+
+def plan(
+    cells: Sequence[Cell], known: Mapping[str, Known], study: str, *, retry_failed: bool, again: Again | None = None
+) -> Plan:
+    """Decide for each cell whether it runs. Pure. What `again` leaves out is not in the plan at all.
 
     Raises:
         UserError: the study has a cell of the same name that is another configuration; says what differs.
@@ -73,16 +90,20 @@ def plan(cells: Sequence[Cell], known: Mapping[str, Known], study: str, *, retry
             f"Nothing was changed. Give this grid a study of its own: --study {study}-2"
         )
     run, finished, failed, waiting = [], [], [], []
+    left = set()
     for cell in named:
         status = known[cell.name].status if cell.name in known else None
         if status == "completed":
             finished.append(cell.name)
         elif status in LIVE:
             waiting.append(cell.name)
+        elif again is not None and not again.takes(cell.name, status):
+            left.add(cell.name)
         elif status is None or status in INTERRUPTED or retry_failed:
             run.append(cell)
         else:
             failed.append(cell.name)
+    named = [cell for cell in named if cell.name not in left]
     return Plan(tuple(named), tuple(run), tuple(finished), tuple(failed), tuple(waiting), tuple(notes))
 
 

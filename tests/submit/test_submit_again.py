@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from submit_helpers import Submit, command, heed_signals, plain_environment
 
 from hvdtrain import record
@@ -93,16 +94,23 @@ def test_a_study_in_use_is_said_once(submit: Submit, room: Path) -> None:
     assert done.stderr.count("is in use by another submit") == 1
 
 
-def test_a_stop_is_one_of_all_requests(submit: Submit, room: Path) -> None:
+@pytest.mark.parametrize(
+    ("again_by", "ended", "says"),
+    [
+        ("resume", "cancelled", "stopped; the same command goes on"),
+        ("retry", "failed", "stopped; hvdtrain resume runs/toy goes on with the cell that was running, hvdtrain retry"),
+    ],
+)
+def test_a_stop_is_one_of_all_requests(submit: Submit, room: Path, again_by: str, ended: str, says: str) -> None:
     for seed in ("1,", "2,"):
         assert submit("--gpus", "1", "--seeds", seed, "--set", "sleep=0.3").returncode == 0
     study = room / "runs" / "toy"
     first, second = (study / f"n1-sleep0.3-s{seed}" for seed in (1, 2))
     for folder in (first, second):
-        record.write_json(folder / "result.json", {"status": "cancelled", "reason": "", "exit_code": 1})
+        record.write_json(folder / "result.json", {"status": ended, "reason": "", "exit_code": 1})
         (folder / "epochs.jsonl").unlink()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hvdtrain", "resume", "toy"],
+        [sys.executable, "-m", "hvdtrain", again_by, "toy"],
         cwd=room, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=heed_signals,
     )  # fmt: skip
@@ -118,7 +126,40 @@ def test_a_stop_is_one_of_all_requests(submit: Submit, room: Path) -> None:
             process.kill()
             process.communicate()
     assert (process.returncode, err) == (1, "")
-    assert out.count("stopped; the same command goes on") == 1
+    assert out.count("stopped; ") == out.count(says) == 1
     assert not (second / "epochs.jsonl").exists()
     assert again(room, "resume", "toy").returncode == 0
+    assert again(room, again_by, "toy").returncode == 0
     assert (status(first), status(second)) == ("completed", "completed")
+
+
+def test_a_cell_of_several_requests_is_tried_once(submit: Submit, room: Path) -> None:
+    for seeds in ("1,", "1,2", "1,2,3"):
+        assert submit("--gpus", "1", "--set", "fail-at=1", "--seeds", seeds).returncode == 1
+    asked = len(requests(room))
+    done = again(room, "retry", "toy")
+    assert (done.returncode, done.stderr) == (1, "")
+    study = room / "runs" / "toy"
+    folders = [study / f"n1-fail-at1-s{seed}" for seed in (1, 2, 3)]
+    assert [len(list((folder / "attempts").iterdir())) for folder in folders] == [1, 1, 1]
+    assert len(requests(room)) == asked + 3, "each had a cell that no earlier one has"
+    again(room, "retry", "toy")
+    assert [len(list((folder / "attempts").iterdir())) for folder in folders] == [2, 2, 2]
+
+
+def test_retry_leaves_to_resume_what_did_not_fail(submit: Submit, room: Path) -> None:
+    assert submit("--gpus", "1", "--seeds", "1,2,3").returncode == 0
+    study = room / "runs" / "toy"
+    stopped, unrun, failed = (study / f"n1-s{seed}" for seed in (1, 2, 3))
+    for folder, how in ((stopped, "cancelled"), (failed, "failed")):
+        record.write_json(folder / "result.json", {"status": how, "reason": "", "exit_code": 1})
+    for name in ("result.json", "running.json", "epochs.jsonl"):
+        (unrun / name).unlink(missing_ok=True)
+    done = again(room, "retry", "toy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 to run" in done.stdout
+    assert [status(folder) for folder in (stopped, unrun, failed)] == ["cancelled", "None", "completed"]
+    done = again(room, "retry", "toy")
+    assert (done.returncode, done.stdout) == (0, "nothing to retry: no cell failed\n")
+    assert again(room, "resume", "toy").returncode == 0
+    assert [status(folder) for folder in (stopped, unrun)] == ["completed"] * 2
