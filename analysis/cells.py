@@ -14,8 +14,11 @@ from analysis.runs import Run
 from hvdtrain.errors import UserError
 from hvdtrain.record import CellRecord, Epoch, read_study
 
-#: Options of a job that have columns of their own, and what the job must have reported for the column to hold them.
-_COLUMNS = {"--seed": None, "--epochs": None, "--batch-size": "batch_size", "--lr-rule": "lr_rule"}
+#: Options and variables that have columns of their own, and what the job must have reported for the column to hold them.
+_COLUMNS = {"--seed": None, "--epochs": None, "--batch-size": "batch_size", "--lr-rule": "lr_rule"} | {
+    "CUDA_VISIBLE_DEVICES": "device",
+    "HVDTRAIN_REPLICAS": "replicas",
+}
 #: What runs of one configuration share besides the batch and the learning-rate rule.
 _CONFIGURATION = ("workload", "gpu_type", "device", "precision", "given")
 #: The first word of an option, not a negative number.
@@ -172,7 +175,8 @@ def _given(cell: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> tu
         raise UserError(f'{where / "cell.json"}: "extra_arguments" is {arguments!r}, not a list')
     environment = _mapping(cell.get("environment"), "environment", where)
     options = [option for option in _options([str(word) for word in arguments]) if not _in_column(option[0], facts)]
-    return (*map(shlex.join, options), *(f"{name}={environment[name]}" for name in sorted(environment)))
+    variables = [name for name in sorted(environment) if not _in_column(name, facts)]
+    return (*map(shlex.join, options), *(f"{name}={environment[name]}" for name in variables))
 
 
 def _options(arguments: Sequence[str]) -> list[list[str]]:
@@ -186,8 +190,8 @@ def _options(arguments: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def _in_column(option: str, facts: Mapping[str, Any]) -> bool:
-    name = option.split("=", 1)[0]
+def _in_column(given: str, facts: Mapping[str, Any]) -> bool:
+    name = given.split("=", 1)[0]
     return name in _COLUMNS and (_COLUMNS[name] is None or facts.get(str(_COLUMNS[name])) is not None)
 
 

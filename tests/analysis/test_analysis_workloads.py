@@ -59,6 +59,37 @@ def test_a_batch_that_the_job_does_not_report_is_named(add_cell: AddCell) -> Non
     assert len(set(analysis.read(study).workload)) == 2, "the batch recorded is the default of the job's text"
 
 
+def test_variables_that_only_choose_devices_have_columns(add_cell: AddCell) -> None:
+    on_gpu = {"device": "cuda:0", "gpu_models": ["Tesla T4"]}
+    add_cell(1, facts=on_gpu)
+    add_cell(2, facts={**on_gpu, "gpu_models": ["Tesla T4"] * 2})
+    study = add_cell(4, cell={"environment": {"CUDA_VISIBLE_DEVICES": ""}})
+    table = analysis.read(study)
+    assert set(table.workload) == {"digits"}
+    assert [len(group.points) for group in scaling(table)] == [1, 2]
+
+
+def test_devices_that_mirrored_was_asked_for_are_one_table(add_cell: AddCell) -> None:
+    for devices in (1, 2, 4):
+        study = add_cell(
+            1,
+            cell={"name": f"r{devices}", "environment": {"HVDTRAIN_REPLICAS": str(devices), "LAYOUT": "NCHW"}},
+            facts={"replicas": devices},
+        )
+    table = analysis.read(study)
+    assert set(table.workload) == {"digits"}
+    assert [[point.n_gpus for point in group.points] for group in scaling(table)] == [[1, 2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"), [("CUDA_VISIBLE_DEVICES", {"device": None}), ("HVDTRAIN_REPLICAS", {"replicas": None})]
+)
+def test_devices_that_the_job_does_not_report_are_named(add_cell: AddCell, name: str, facts: dict[str, Any]) -> None:
+    add_cell(1, cell={"environment": {name: "0"}}, facts=facts)
+    study = add_cell(2, cell={"environment": {name: "1"}}, facts=facts)
+    assert len(set(analysis.read(study).workload)) == 2
+
+
 def test_cells_of_two_studies_are_told_apart_too(add_cell: AddCell) -> None:
     one = add_cell(1, cell={"extra_arguments": ["--width", "12"]})
     one.rename(one.with_name("narrow"))
