@@ -12,6 +12,8 @@ _DATE = 1e8
 _FALLS = 2
 #: A clock has grown by so much before the last epoch of a start. Epochs that differ by chance, or slow down, do not.
 _GROWN, _OF_TWO = 1.15, 1.5
+#: A clock of a long start-up grows by little, but evenly: its steps differ by no more than this, durations that rise do.
+_EVEN = 1.25
 #: Each start begins at about the same time: what it takes to the end of its first epoch.
 _ALIKE, _ABOUT = 1.5, 2.0
 
@@ -57,10 +59,22 @@ def _are_durations(times: Sequence[float]) -> bool:
     begins = [start[0] for start in starts]
     if often and max(begins) > _ALIKE * min(begins):
         return True
+    if max(begins) <= _ALIKE * min(begins) and _rise_evenly(starts):
+        return False
     # Two epochs a start, or whole seconds, may rise by chance.
     told = [start for start in starts if not often or 2 < len(start) == len(set(start))]
     growing = sum(len(start) - 1 for start in told if _grows(start))
     return 2 * growing <= steps - falls
+
+
+def _rise_evenly(starts: Sequence[Sequence[float]]) -> bool:
+    """Whether all starts rise by about the same step again and again, as a clock does after however long a start-up."""
+    rises = [later - earlier for start in starts for earlier, later in pairwise(start)]
+    # As few as one or two a start may be alike by chance, and so may those that are one of the log's whole seconds.
+    if len(rises) <= 2 * (len(starts) - 1) or len(starts[0]) == 1:
+        return False
+    whole = all(time == round(time) for start in starts for time in start)
+    return min(rises) > (1.0 if whole else 0.0) and max(rises) <= _EVEN * min(rises)
 
 
 def _grows(start: Sequence[float]) -> bool:
