@@ -8,6 +8,7 @@ checkpoint before. One process (rank 0) writes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import os
@@ -125,8 +126,7 @@ class Store:
             facts = dict(facts or {})
             score = score if score is not None and math.isfinite(score) else None
             saved = Saved(path, epoch, step, score, facts, sequence, file.size, file.hash.hexdigest())
-            manifest = {"epoch": epoch, "step": step, "score": score, "facts": facts}
-            record.write_json(_manifest(path), manifest | {"size": saved.size, "sha256": saved.sha256})
+            _write_manifest(saved)
             _sync_folder(self.folder)
         except OSError as error:
             raise self._refused(error, path) from None
@@ -138,6 +138,19 @@ class Store:
                     path.unlink(missing_ok=True)
         self._prune()
         return saved
+
+    def note(self, saved: Saved, **facts: Any) -> None:
+        """Add to what is stored beside the payload of `saved`.
+
+        Raises:
+            CheckpointError: it could not be written; the checkpoint is as it was.
+        """
+        if (run := record.run_dir()) is not None:
+            record.check_current(run)
+        try:
+            _write_manifest(dataclasses.replace(saved, facts={**saved.facts, **facts}))
+        except OSError as error:
+            raise self._refused(error, saved.path) from None
 
     def all(self) -> list[Saved]:
         """All checkpoints, oldest first; their payloads are not looked at."""
@@ -225,6 +238,11 @@ class _Hashing:
 
 def _manifest(path: Path) -> Path:
     return path.with_suffix(".json")
+
+
+def _write_manifest(saved: Saved) -> None:
+    names = ("epoch", "step", "score", "facts", "size", "sha256")
+    record.write_json(_manifest(saved.path), {name: getattr(saved, name) for name in names})
 
 
 def _read(manifest: Path) -> Saved | None:

@@ -11,6 +11,8 @@ from hvdtrain.checkpoint import CheckpointError, Store, check_keep
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.own_folder import own_folder, place
 
+#: Of each `fit` of this process that something of the user's ended before its last epoch, until a later training has a checkpoint.
+_left_early: list[Checkpoints] = []
 _MODULES = ("numpy", "ml_dtypes", "builtins", "collections", "_codecs")
 
 
@@ -39,6 +41,9 @@ class Checkpoints:
         problem = ""
         if world().rank == 0:
             try:
+                # Once this training has a checkpoint, the next start must not train those before it any further.
+                for before in _left_early:
+                    before._mark_over()
                 facts = {"framework": "keras", "world_size": world().size}
                 self._store.save(
                     lambda file: pickle.dump({**content, "ranks": ranks}, file, protocol=5),
@@ -50,6 +55,18 @@ class Checkpoints:
             except CheckpointError as error:
                 problem = str(error)
         _raise_everywhere(problem, "checkpoint written")
+        _left_early.clear()
+
+    def leave_early(self) -> None:
+        """Something of the user's has ended this `fit`: the next start goes on with it, unless a later training has saved by then."""
+        if self._store is not None:
+            _left_early.append(self)
+
+    def _mark_over(self) -> None:
+        assert self._store is not None
+        saved = max(self._store.all(), key=lambda each: each.sequence, default=None)
+        if saved is not None:
+            self._store.note(saved, over=True)
 
     def load(self) -> dict[str, Any] | None:
         """The newest intact checkpoint, or None; rank 0 reads it for all.
@@ -65,6 +82,7 @@ class Checkpoints:
                 saved = self._store.newest(_say)
                 if saved is not None:
                     content = _read(saved.path)
+                    content["stopped_early"] = content.get("stopped_early", False) or saved.facts.get("over", False)
             except UserError as error:
                 problem = str(error)
         _raise_everywhere(problem, "checkpoint read")

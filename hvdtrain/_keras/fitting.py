@@ -27,9 +27,9 @@ from hvdtrain._keras.start import gather_objects, world
 from hvdtrain._keras.training import BeforeOthers, Training
 from hvdtrain.errors import UserError
 
-# Calls of `fit` in this process, and epochs that they trained: a later one (fine-tuning, say) is recorded after those before it.
+# Calls of `fit` in this process, and the last epoch that they recorded: a later one (fine-tuning, say) is recorded after it.
 _fits = 0
-_epochs = 0
+_recorded = 0
 #: Callbacks that write files: one rank does it for all, since all have the same model and the same logs.
 _WRITERS = {"ModelCheckpoint", "OrbaxCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor"}
 
@@ -95,9 +95,9 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     arguments["callbacks"] = [BeforeOthers(ours), *ours.others, ours]
     if world().rank != 0:
         arguments["verbose"] = 0
-    global _fits, _epochs
+    global _fits, _recorded
     _fits += 1
-    ours.begin(_fits, _epochs)
+    ours.begin(_fits, _recorded, arguments["initial_epoch"])
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
@@ -109,7 +109,9 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
             history = original(model, **arguments)
         finally:
             ours.end()
-    _epochs += len(next(iter(ours.history.values()), []))
+            _recorded = ours.recorded
+    if ours.left_early:
+        ours.checkpoints.leave_early()
     history.history = ours.history
     history.epoch = list(range(len(next(iter(ours.history.values()), []))))
     return history

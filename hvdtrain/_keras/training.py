@@ -47,7 +47,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._asked, self._keep = checkpoints, keep
         self.checkpoints = Checkpoints(None, keep)
-        self.epochs_before = 0
+        self.epochs_before = 0  # added to the epochs of this `fit`, where it is recorded
+        self.recorded = 0  # the last epoch that the process has recorded
+        self.left_early = False  # something of the user's ended this `fit`, before its last epoch
         self._replica_check = replica_check
         self._monitor = monitor or Monitor()
         self.others: list[Any] = []
@@ -55,6 +57,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.make_step: Any = None  # in place of the model's own train function, if anything
         self.content: dict[str, Any] | None = None
         self.history: dict[str, list[float]] = {}
+        self.done = 0  # epochs before the first that this start trains
         self.over = False  # all that this `fit` was to train was trained before
         self._log: EpochLog | None = None
         self._meter = EpochMeter()
@@ -66,11 +69,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._function: Any = None
         self._restoring: dict[str, Any] | None = None
 
-    def begin(self, fit: int, epochs_before: int) -> None:
-        """Another `fit` of this process: its number from 1, and the epochs that those before it have recorded."""
+    def begin(self, fit: int, recorded: int, first: int) -> None:
+        """Another `fit` of this process: its number from 1, the last epoch that those before it recorded, its `initial_epoch`."""
         self.checkpoints = Checkpoints(folder_for(self._asked, number=fit), self._keep)
-        self.epochs_before, self.history, self.over = epochs_before, {}, False
+        self.history, self.over, self.left_early = {}, False, False
+        # One that begins to count at 0 is recorded after those before it; one that counts on (initial_epoch) does so itself.
+        self.epochs_before = max(0, recorded - first)
         self.content = self.checkpoints.load()
+        self.done = max(first, int(self.content["epoch"]) if self.content is not None else 0)
+        self.recorded = max(recorded, self.epochs_before + self.done) if self.content is not None else recorded
 
     # --- beginning ---
 
@@ -110,11 +117,6 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         print(f"hvdtrain: learning rate ({inner.base_rate:g} for one rank, rule {inner.rule}, {size} ranks):")
         for line in rates.describe(plan):
             print(f"hvdtrain: {line}", flush=True)
-
-    @property
-    def done(self) -> int:
-        """Epochs that a checkpoint has behind it."""
-        return int(self.content["epoch"]) if self.content is not None else 0
 
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
         self._optimizers.restore(content)
@@ -247,9 +249,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.history.setdefault(key, []).append(value)
         if "loss" in logs and not math.isfinite(logs["loss"]):
             self._diverged(logs["loss"], recorded=True)
-        # It has been asked by now. Whatever else ends a `fit` may do so for this start only.
+        self.recorded = self.epochs_before + epoch + 1
+        # It has been asked by now. Whatever else ends a `fit` may do so for this start only, until a later one has a checkpoint.
         early = [each for each in self.others if isinstance(each, keras.callbacks.EarlyStopping)]
         stops = any(each.stopped_epoch > 0 for each in early)
+        self.left_early = not stops and epoch + 1 < self.params["epochs"]
         self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
         self.content = None
         asked, ends = sum_over_ranks([float(stop.requested() != 0), float(self._ends or self.model.stop_training)])

@@ -31,7 +31,12 @@ class Stop(keras.callbacks.Callback):
 
 frozen = dense(8)
 model = keras.Sequential([keras.Input((8,)), frozen, norm(), dense(1)])
+class Enough(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch >= 1
+
 early = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9, restore_best_weights=True)
+early = Enough() if "own" in sys.argv else early
 for phase, (epochs, callbacks) in enumerate([(10, [early]), (6, [Stop()])]):
     frozen.trainable = phase == 0
     model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
@@ -52,11 +57,12 @@ def run(ranks: int, script: str, folder: Path, *arguments: object, backend: str 
 
 
 @pytest.mark.ranks
-def test_a_restart_leaves_a_training_that_is_over_as_it_was(tmp_path: Path) -> None:
-    stopped = run(2, PHASES, tmp_path, tmp_path / "mark")
+@pytest.mark.parametrize("callback", ["keras", "own"])
+def test_a_restart_leaves_a_training_that_is_over_as_it_was(callback: str, tmp_path: Path) -> None:
+    stopped = run(2, PHASES, tmp_path, tmp_path / "mark", callback)
     assert stopped.status == 75, stopped.err
     before = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    ended = run(2, PHASES, tmp_path, tmp_path / "mark")
+    ended = run(2, PHASES, tmp_path, tmp_path / "mark", callback)
     assert ended.status == 0, ended.err
     # The first one was stopped early, in its second epoch of ten, and a signal came in the fourth of the second one.
     assert "2 epochs were trained before" in ended.out
@@ -65,6 +71,63 @@ def test_a_restart_leaves_a_training_that_is_over_as_it_was(tmp_path: Path) -> N
     lines = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, 9))
     assert [line["restart"] for line in lines] == [0] * 5 + [1] * 3
+
+
+LATER_EPOCHS = """
+class Stop(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 4 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+model = keras.Sequential([keras.Input((8,)), dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+for first, epochs in ((0, 3), (3, 6), (6, 7), (0, 2)):
+    history = hk.fit(model, x, y, initial_epoch=first, epochs=epochs, batch_size=4, callbacks=[Stop()], verbose=0)
+    print("from", first, "has", len(history.history["loss"]), "epochs")
+"""
+
+
+@pytest.mark.ranks
+def test_epochs_that_are_numbered_on_are_recorded_under_these_numbers(tmp_path: Path) -> None:
+    """Stopped in the second epoch of the second `fit`; another start finds nothing left to do."""
+    for status, lines in ((75, 4), (0, 9), (0, 9)):
+        ended = run(1, LATER_EPOCHS, tmp_path, tmp_path / "mark")
+        assert ended.status == status, ended.err
+        recorded = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
+        assert [line["epoch"] for line in recorded] == list(range(1, lines + 1))
+    assert [line["restart"] for line in recorded] == [0] * 4 + [1] * 5
+    told = [line for line in ended.out.splitlines() if line.startswith("from")]
+    assert told == [f"from {first} has {n} epochs" for first, n in ((0, 3), (3, 3), (6, 1), (0, 2))]
+
+
+WITHOUT_NUMBER = """
+class Bad(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.model.epoch, batch) == (2, 5):
+            self.model.trainable_variables[0].assign(np.full((8, 1), np.nan))
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.epoch = epoch
+
+model = keras.Sequential([keras.Input((8,)), dense(1)])
+model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+kept = model.get_weights()
+try:
+    hk.fit(model, x, y, epochs=5, batch_size=4, callbacks=[Bad()], verbose=0)
+except hk.Diverged:
+    model.set_weights(kept)
+hk.fit(model, x, y, epochs=2, batch_size=4, verbose=0)
+"""
+
+
+@pytest.mark.ranks
+def test_a_training_after_one_that_diverged_is_recorded_after_it(tmp_path: Path) -> None:
+    ended = run(1, WITHOUT_NUMBER, tmp_path)
+    assert ended.status == 0, ended.err
+    recorded = [json.loads(line) for line in (tmp_path / "run" / "epochs.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in recorded] == [1, 2, 3, 4]
+    # In the place of the third epoch of the first one, which came to no number.
+    assert None not in [line["train_loss"] for line in recorded]
 
 
 KEEPS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -37,6 +38,16 @@ def test_it_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert found is not None
     assert (found.epoch, found.step, found.score, found.facts) == (2, 17, 0.5, {"size": 4})
     assert found.path.read_bytes() == b"abc"
+
+
+def test_a_fact_that_is_added_later_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(lambda file: file.write(b"abc") and None, epoch=2, step=17, score=0.5, facts={"size": 4})
+    before = store.all()[0]
+    store.note(before, over=True)
+    found = store.newest(never)
+    assert found == dataclasses.replace(before, facts={"size": 4, "over": True})
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_last_k_and_the_best_are_kept(tmp_path: Path) -> None:
