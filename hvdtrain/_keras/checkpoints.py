@@ -58,7 +58,7 @@ class Checkpoints:
         _left_early.clear()
 
     def leave_early(self) -> None:
-        """Something of the user's has ended this `fit`: the next start goes on with it, unless a later training has saved by then."""
+        """A callback has ended this `fit`: the next start goes on with it, unless a later training has saved by then."""
         if self._store is not None:
             _left_early.append(self)
 
