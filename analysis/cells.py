@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs import Run
+from analysis.words import printable
 from hvdtrain.errors import UserError
 from hvdtrain.record import CellRecord, Epoch, read_study
 
@@ -37,7 +38,9 @@ def read_runs(folder: Path) -> list[Run]:
         raise UserError(f"study {folder} cannot be read: {error}") from error
     if not records:
         raise UserError(f"study {folder} is empty: it has no cell folders (with a cell.json) yet")
-    return _for_every_rule([_run(record, str(folder)) for record in records], [record.cell for record in records])
+    return _for_every_rule(
+        [_run(record, printable(str(folder))) for record in records], [record.cell for record in records]
+    )
 
 
 def _run(record: CellRecord, study: str) -> Run:
@@ -56,7 +59,7 @@ def _run(record: CellRecord, study: str) -> Run:
         _check(epoch, where / "epochs.jsonl")
     return Run(
         study=study,
-        name=_text(cell.get("name")) or where.name,
+        name=_text(cell.get("name")) or printable(where.name),
         status=status,
         reason=reason,
         workload=_workload(cell, where),
@@ -120,7 +123,7 @@ def _workload(cell: Mapping[str, Any], where: Path) -> str:
     name = _text(cell.get("workload")) or _text(cell.get("job")) or "unnamed"
     # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
     settings = _mapping(cell.get("settings"), "settings", where)
-    return ", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))])
+    return printable(", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))]))
 
 
 def _for_every_rule(runs: Sequence[Run], cells: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -176,7 +179,8 @@ def _given(cell: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> tu
     environment = _mapping(cell.get("environment"), "environment", where)
     options = [option for option in _options([str(word) for word in arguments]) if not _in_column(option[0], facts)]
     variables = [name for name in sorted(environment) if not _in_column(name, facts)]
-    return (*map(shlex.join, options), *(f"{name}={environment[name]}" for name in variables))
+    given = [*map(shlex.join, options), *(f"{name}={environment[name]}" for name in variables)]
+    return tuple(printable(word) for word in given)
 
 
 def _options(arguments: Sequence[str]) -> list[list[str]]:
@@ -210,12 +214,12 @@ def _first(first: Mapping[str, Any], then: Mapping[str, Any], key: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    return str(value) if value not in (None, "") else None
+    return printable(str(value)) if value not in (None, "") else None
 
 
 def _words(value: Any) -> tuple[str, ...]:
     """The different words of a list that may name one per rank, in order."""
-    return tuple(dict.fromkeys(str(entry) for entry in value)) if isinstance(value, list) else ()
+    return tuple(dict.fromkeys(printable(str(entry)) for entry in value)) if isinstance(value, list) else ()
 
 
 def _mapping(value: Any, name: str, where: Path) -> Mapping[str, Any]:

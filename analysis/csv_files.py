@@ -11,6 +11,7 @@ from pathlib import Path
 from analysis.durations import parse_duration, time_unit
 from analysis.headers import PER_RANK_UNIT, Header
 from analysis.schema import COLUMNS, COUNTS, DEVICES, GROUP, METRICS, REQUIRED, WORDS, Metric
+from analysis.words import printable
 from hvdtrain.errors import UserError, nearest
 
 Row = dict[str, str | int | float | None]
@@ -99,11 +100,11 @@ def _row(given: Mapping[str, str], where: str, source: str, ranks_needed: bool) 
         if name not in given and (ranks_needed or name != "n_gpus"):
             raise UserError(f'{where}: "{name}" is empty')
     row: Row = dict.fromkeys(COLUMNS)
-    row.update({name: given[name] for name in WORDS if name in given})
+    row.update({name: printable(given[name]) for name in WORDS if name in given})
     row.update({name: _whole(given[name], name, where, least=1) for name in COUNTS if name in given})
     if "replicate" in given:
         row["replicate"] = _whole(given["replicate"], "replicate", where, least=0)
-    row["source"] = row["source"] or source
+    row["source"] = row["source"] or printable(source)
     row["device"] = _device(given, where)
     row["value"], row["unit"] = _value(given, where)
     ranks, per_rank, overall = row["n_gpus"], row["per_gpu_batch"], row["global_batch"]

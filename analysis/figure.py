@@ -33,6 +33,8 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 7,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
+    # A dollar sign in a name is a dollar sign, not the start of a formula.
+    "text.parse_math": False,
 }
 
 

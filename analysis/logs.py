@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, number, parts, whole
 from analysis.runs import Run
+from analysis.words import printable
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch
 
@@ -183,7 +184,8 @@ def _run(path: Path, epochs: Sequence[Epoch], part: Part | None = None) -> Run:
     ranks = (part.n_gpus if part else None) or _ranks_in(path)
     name = f"{path.name} ({part.name})" if part and part.name else path.name
     return Run(
-        study=str(path.parent), name=name, status="completed", reason="", workload=path.stem if not ranks else None,
+        study=printable(str(path.parent)), name=printable(name), status="completed", reason="",
+        workload=printable(path.stem) if not ranks else None,
         gpu_type=None, device=None, asked=ranks, n_gpus=ranks, n_nodes=None, per_gpu_batch=None, lr_rule=None,
         precision=None, seed=part.seed if part else None, launcher=None, controller=None, hosts=(), gpu_models=(), cores=None,
         epochs=tuple(epochs),

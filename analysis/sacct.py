@@ -9,6 +9,7 @@ from pathlib import Path
 from analysis.csv_files import Row
 from analysis.durations import parse_duration
 from analysis.schema import COLUMNS
+from analysis.words import printable
 from hvdtrain.errors import UserError
 
 NEEDED = ("JobID", "State", "Elapsed")
@@ -58,8 +59,8 @@ def read_sacct(path: Path, text: str) -> list[Row]:
         common: Row = dict.fromkeys(COLUMNS)
         nodes = fields.get("nnodes") or fields.get("allocnodes") or ""
         common |= {
-            "source": f"{path.name}:{fields['jobid']}", "workload": fields.get("jobname") or None,
-            "gpu_type": " + ".join(sorted({kind for kind, _ in typed})) or None, "n_gpus": ranks,
+            "source": printable(f"{path.name}:{fields['jobid']}"), "workload": printable(fields.get("jobname", "")) or None,
+            "gpu_type": printable(" + ".join(sorted({kind for kind, _ in typed}))) or None, "n_gpus": ranks,
             "n_nodes": int(nodes) if nodes.isdigit() else None, "device": "gpu" if count else "cpu",
         }  # fmt: skip
         try:

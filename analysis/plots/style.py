@@ -27,6 +27,8 @@ _STYLE: dict[str, Any] = {
     "legend.fontsize": 7.5, "legend.frameon": True, "legend.framealpha": 0.85, "legend.edgecolor": "none", "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "lines.linewidth": 1.5, "lines.markersize": 5,
     "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "path", "svg.hashsalt": "hvdtrain",
+    # A dollar sign in a name is a dollar sign, not the start of a formula.
+    "text.parse_math": False,
 }  # fmt: skip
 
 
