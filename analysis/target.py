@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -67,7 +68,7 @@ def ways(
     three where all configurations have it. One rank is one way, whatever the learning-rate rules.
 
     Raises:
-        UserError: the target is no fraction of one, or a price is not above zero.
+        UserError: the target is no fraction of one, or a price is not finite and above zero.
     """
     found = _every(table, target, under_each_rule(runs), prices)
     apart = differing([way.fields for way in found])
@@ -269,9 +270,11 @@ def check_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
     """Prices per GPU-hour by GPU type, in lower case.
 
     Raises:
-        UserError: one is not above zero.
+        UserError: one is not a finite number above zero.
     """
     for kind, price in (prices or {}).items():
         if not price > 0:
             raise UserError(f"the price of {kind}, {price!r}, is not above zero; give currency units per GPU-hour")
+        if not math.isfinite(price):
+            raise UserError(f"the price of {kind}, {price!r}, is not finite; give currency units per GPU-hour")
     return {kind.lower(): float(price) for kind, price in (prices or {}).items()}

@@ -67,8 +67,8 @@ def accuracy_plots(curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequenc
     `kinds` are the GPU types in the order of their colours.
     """
     if any(_points(run, "epoch") for one in curves for run in one.runs):
-        hours = "rank" if curves[0].runs[0].device == "cpu" else "GPU"
-        # Of logs without times, or with epochs left out, nobody knows when an epoch was.
+        hours = "GPU" if all(run.device == "gpu" for one in curves for run in one.runs) else "rank"
+        # Of logs without times, or with epochs left out or not timed, nobody knows when an epoch was.
         timed = [replace(one, runs=runs) for one in curves if (runs := [run for run in one.runs if _has_times(run)])]
         by_time = [("time", "wall time"), ("gpu_hours", f"{hours} time")] if timed else []
         return [_curves(curves, "epoch", "epoch"), *(_curves(timed, against, label) for against, label in by_time)]
@@ -83,7 +83,8 @@ def accuracy_plots(curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequenc
 
 
 def _has_times(run: Run) -> bool:
-    return run.whole and any(epoch.seconds for epoch in run.epochs)
+    """Whether it is known when each of its accuracies was; false of a run that has none."""
+    return run.timed and any(epoch.val_acc is not None for epoch in run.epochs)
 
 
 def _points(run: Run, against: str) -> list[tuple[float, float]]:

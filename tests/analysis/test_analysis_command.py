@@ -213,6 +213,7 @@ def test_a_file_is_reported_beside_the_user(caltech: Path, tmp_path: Path, monke
         (["caltech.csv", "--target", "most"], "error: --target most: 'most' is not a number"),
         (["caltech.csv", "--price", "V100"], "error: --price V100 is not TYPE=RATE; write it like --price V100=2.48"),
         (["caltech.csv", "--price", "V100=0"], "error: the price of V100, 0.0, is not above zero"),
+        (["caltech.csv", "--price", "V100=inf"], "error: the price of V100, inf, is not finite; give currency units"),
         (["caltech.csv", "--deadline", "90"], 'error: "90" is not a time: the number has no unit'),
         (["caltech.csv", "--budget", "-1"], "error: budget -1.0 is not above zero"),
         (["caltech.csv", "--reference", "caltech"], 'error: no reference table "caltech"; there are caltech256_lab'),

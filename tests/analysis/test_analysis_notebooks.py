@@ -60,6 +60,12 @@ def test_the_scaling_report_of_the_lab(tmp_path: Path) -> None:
         assert expected in shown
 
 
+def test_a_table_of_accuracies_alone_has_nothing_to_fit(tmp_path: Path) -> None:
+    table = tmp_path / "accuracies.csv"
+    table.write_text("workload,gpu_type,n_gpus,epochs,metric,value\nnet,T4,1,9,val_acc,0.9\nnet,T4,2,9,val_acc,0.8\n")
+    assert "val_acc" in executed("scaling_report", tmp_path, STUDY=str(table))
+
+
 def test_the_epochs_of_the_lab(tmp_path: Path) -> None:
     shown = executed("epochs_to_stability", tmp_path)
     assert "no curves were read" in shown
