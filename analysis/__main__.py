@@ -72,6 +72,7 @@ def _report(options: argparse.Namespace) -> int:
         from analysis.report import FIGURES, JSON, check_places, files, json_text, write
         from analysis.tables import is_study, read_inputs
         from analysis.text import show
+        from analysis.words import printable
 
     with _patience(f"reading {', '.join(str(path) for path in inputs)}"):
         below = None if options.reference is None else reference(options.reference)
@@ -86,7 +87,7 @@ def _report(options: argparse.Namespace) -> int:
         with _patience("drawing the figures"):
             _load_seaborn()
             contents = files(report, folder, json_file)
-        write(contents)
+        write(contents, folder)
     if printed:
         sys.stdout.write(json_text(report))
     else:
@@ -95,9 +96,12 @@ def _report(options: argparse.Namespace) -> int:
     figures = [path for path in contents if path.parent.name == FIGURES]
     for path in contents:
         if path not in figures:
-            print(f"wrote {path}", file=sys.stderr if printed else sys.stdout)
+            print(f"wrote {printable(str(path))}", file=sys.stderr if printed else sys.stdout)
     if figures:
-        print(f"wrote {len(figures)} files in {figures[0].parent}", file=sys.stderr if printed else sys.stdout)
+        print(
+            f"wrote {len(figures)} files in {printable(str(figures[0].parent))}",
+            file=sys.stderr if printed else sys.stdout,
+        )
     return 0
 
 

@@ -59,7 +59,7 @@ def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame
         runs = runs_of(group, inputs.runs)
         parts.append(Part(group, title(group), machine(runs), tuple(notes(group, runs)), accuracy_curves(runs)))
     return Report(
-        inputs=tuple(str(path) for path in inputs.paths),
+        inputs=tuple(words.printable(str(path)) for path in inputs.paths),
         parts=tuple(parts),
         left_out=tuple(run for run in inputs.runs if not run.measured),
         table=inputs.table,

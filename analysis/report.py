@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from analysis.as_json import as_json
@@ -14,6 +16,10 @@ from hvdtrain.errors import UserError
 PAGE, FIGURE, MARKDOWN, JSON = "report.html", "report.png", "report.md", "report.json"
 #: Folder of the single figures, beside the page.
 FIGURES = "figures"
+#: What this program calls the files of figures.
+FIGURE_FILES = re.compile(
+    r"(\d+-)?(time|throughput|efficiency|karp_flatt|phases|accuracy_(epoch|time|gpu_hours)|epochs|pareto)(-\d+)?\.(svg|png)"
+)
 #: Workloads beyond these have their tables, and no figures of their own.
 _MOST_DRAWN = 4
 
@@ -32,7 +38,8 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
         json_file: where the JSON goes; None leaves it out.
 
     Raises:
-        UserError: nothing was measured on a known number of ranks, so that there is nothing to draw.
+        UserError: nothing was measured on a known number of ranks, so that there is nothing to draw; or the JSON would
+            take the place of another file of the report.
     """
     if not report.parts:
         raise UserError(_nothing(report))
@@ -53,6 +60,11 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
             listed.append((plot.alt, f"{name}.png"))
     contents[out / MARKDOWN] = markdown(report, FIGURE, listed).encode()
     if json_file is not None:
+        for path in contents:
+            if json_file.resolve() in (path.resolve(), *path.resolve().parents):
+                raise UserError(
+                    f"--json {json_file} is the place of {path}, a file of the report; give the JSON another name"
+                )
         contents[json_file] = json_text(report).encode()
     return contents
 
@@ -74,30 +86,50 @@ def check_places(out: Path, json_file: Path | None) -> None:
     Raises:
         UserError: a folder to write to is a file, or a file to write is a folder.
     """
-    for folder in (out, *([] if json_file is None else [json_file.parent])):
+    for folder in (out, out / FIGURES, *([] if json_file is None else [json_file.parent])):
         for part in (folder, *folder.parents):
-            if part.is_file():
+            if part.exists() and not part.is_dir():
                 raise UserError(f"{part} is a file, and a report goes into a folder")
-    for path in (out / PAGE, out / FIGURE, out / MARKDOWN, *([] if json_file is None else [json_file])):
+    _check_targets((out / PAGE, out / FIGURE, out / MARKDOWN, *([] if json_file is None else [json_file])))
+
+
+def _check_targets(paths: Iterable[Path]) -> None:
+    for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a folder, and the report would be a file of that name")
 
 
-def write(contents: Mapping[Path, bytes]) -> None:
+def write(contents: Mapping[Path, bytes], out: Path) -> None:
     """Write each file aside first and rename all of them only when all are on disk.
+
+    Figures of an earlier report in `out` that are not written now are removed: they would be taken for this one's.
 
     Raises:
         UserError: a folder or file cannot be written; nothing of this report is left behind then.
     """
+    _check_targets(contents)
     aside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
+    folders = dict.fromkeys(folder for path in contents for folder in reversed(path.parents))
+    new = [folder for folder in folders if not folder.exists()]
+    path, done = out, False
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             aside[path].write_bytes(data)
         for path in contents:
             os.replace(aside[path], path)
+        done = True
     except OSError as error:
-        raise UserError(f"{error.filename} cannot be written ({error.strerror}); give another --out") from error
+        # A full disk has no name of a file in it, and that of the file aside says nothing to its reader.
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another --out") from error
     finally:
+        # What went wrong is said above: that a file aside is not there, or cannot go, is no news.
         for path in aside.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        for folder in () if done else reversed(new):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    for path in (out / FIGURES).glob("*"):
+        if path not in contents and path.is_file() and FIGURE_FILES.fullmatch(path.name):
             path.unlink(missing_ok=True)

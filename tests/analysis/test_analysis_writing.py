@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.report import _OURS
 
 
 def table(path: Path, workloads: tuple[str, ...] = ("digits",)) -> Path:
@@ -71,7 +70,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
 
-    # Written before: loading a module may write its compiled form, which the limit would cut too.
+    # Loading a module may write its compiled form, which the limit would cut too.
     command = [sys.executable, "-B", "-m", "analysis", "report", str(own), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=full, check=False)
     (said,) = [line for line in done.stderr.splitlines() if not line.endswith(" ...")]
@@ -90,11 +89,13 @@ def test_a_name_that_is_not_utf_8_is_shown(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_figures_of_the_report_before_do_not_stay(tmp_path: Path) -> None:
+    from analysis.report import FIGURE_FILES
+
     out = tmp_path / "out"
     assert main(["report", str(table(tmp_path / "own.csv", ("a", "b"))), "--out", str(out)]) == 0
     first = {path.name for path in (out / "figures").iterdir()}
     assert "1-throughput.svg" in first
-    assert all(_OURS.fullmatch(name) for name in first)
+    assert all(FIGURE_FILES.fullmatch(name) for name in first)
     (out / "figures" / "my-own.png").write_text("mine")
     assert main(["report", str(table(tmp_path / "own.csv")), "--out", str(out)]) == 0
     names = {path.name for path in (out / "figures").iterdir()}
