@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from analysis.runs import Run
 from analysis.scaling import Point, Spread
 
 _NONE = "-"
+#: What means something in Markdown, wherever it stands in a line.
+_MARKS = "\\*_`|<>[]&"
 
 
 def columns(part: Part) -> list[str]:
@@ -115,7 +118,7 @@ def sheets(report: Report, part: Part) -> list[Sheet]:
 
 def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()) -> str:
     """The report as Markdown; `figure` is the name of the image beside it, `others` are (alt text, file) of more."""
-    lines = ["# How it scales", "", f"Read from {', '.join(f'`{path}`' for path in report.inputs)}.", ""]
+    lines = ["# How it scales", "", f"Read from {', '.join(map(_code, report.inputs))}.", ""]
     for answer in report.insights.answers:
         lines += [*(f"- {_escaped(sentence)}" for sentence in (*answer.sentences, answer.next_run)), ""]
     if report.insights.unanswered:
@@ -127,9 +130,11 @@ def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()
             lines.append(f"- **{_escaped(one.code)}**{about}: {_escaped(one.message)}. Likely: {_escaped(one.likely)}. "
                          f"Next: {_escaped(one.next)}.")  # fmt: skip
         lines.append("")
-    lines += [f"![{report.caption}]({figure})", ""]
+    lines += [f"![{_escaped(report.caption)}]({figure})", ""]
     for part in report.parts:
-        lines += [f"## {part.title}", "", *_table([columns(part), *(cells(p, " ") for p in part.group.points)]), ""]
+        rows = [columns(part), *(cells(p, " ") for p in part.group.points)]
+        # Its cells are numbers: a range in brackets is no link, and a star is the only mark.
+        lines += [f"## {_escaped(part.title)}", "", *_table(rows, marks="*"), ""]
         lines += [*(f"- {_escaped(note)}" for note in part.notes), ""]
         for sheet in sheets(report, part):
             lines += _sheet(sheet)
@@ -152,17 +157,25 @@ def _sheet(sheet: Sheet, about: str | None = None) -> list[str]:
     return [f"### {_escaped(heading)}", "", *_table([sheet.columns, *sheet.rows]), "", *below]
 
 
-def _escaped(line: str) -> str:
-    """A reason may hold anything a job printed; an asterisk at the start would become a list or emphasis."""
+def _code(text: str) -> str:
+    """As code, between more backticks than it has in a row itself."""
+    flat = " ".join(text.split())
+    longest = max((len(run) for run in re.findall("`+", flat)), default=0)
+    room = " " if longest else ""
+    return f"{'`' * (longest + 1)}{room}{flat}{room}{'`' * (longest + 1)}"
+
+
+def _escaped(line: str, marks: str = _MARKS) -> str:
+    """In one line, and as it is: a name or a reason may hold anything that a person typed or a job printed."""
     flat = " ".join(line.split())
-    for mark in "\\*_`|<":
+    for mark in marks:
         flat = flat.replace(mark, f"\\{mark}")
     return flat
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(rows: Sequence[Sequence[str]], marks: str = _MARKS) -> list[str]:
     """A Markdown table whose columns line up in an editor too."""
-    escaped = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in rows]
+    escaped = [[_escaped(cell, marks) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in escaped) for column in range(len(rows[0]))]
     ruler = ["-" * (width - 1) + ":" for width in widths]
     lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in escaped]

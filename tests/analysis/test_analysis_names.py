@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from analysis.__main__ import main
 from tests.analysis.conftest import AddCell
@@ -51,3 +53,36 @@ def test_so_does_one_that_a_job_was_given(add_cell: AddCell) -> None:
     for figure in (study / "report" / "figures").glob("*.svg"):
         ElementTree.parse(figure)
     assert "X=a\ufffd" in (study / "report" / "report.html").read_text()
+
+
+MARKUP = "<img src=x onerror=alert(1)> [a](http://evil.example) | `b` &lt;i&gt; **c**\n## d"
+
+
+def test_a_job_cannot_put_markup_into_the_markdown(tmp_path: Path) -> None:
+    head = "workload,gpu_type,n_gpus,lr_rule,metric,value,unit\n"
+    lines = [
+        f'"{MARKUP}",{kind} <b>x</b> [y](z),{n},linear *rule*,{metric},{100 / n},{"s" if metric == "epoch_time" else ""}'
+        for kind in ("A100", "T4")
+        for n in (1, 2, 4)
+        for metric in ("throughput", "epoch_time", "epochs_to_stability")
+    ]
+    text = (reported(tmp_path, lines, head=head) / "report.md").read_text()
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    for tag in ("<img src=x", "<b>", "<i>", "<a ", "<em>", "<h2>d", "<code>b"):
+        assert tag not in page
+    assert (
+        "<h2>&lt;img src=x onerror=alert(1)&gt; [a](http://evil.example) | `b` &amp;lt;i&amp;gt; **c** ## d on A100"
+        in page
+    )
+    rows = re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)
+    assert "4 x A100 &lt;b&gt;x&lt;/b&gt; [y](z)" in "".join(rows)
+    alts = re.findall(r'<img src="[^"]*" alt="([^"]*)"', page)
+    assert len(alts) > 4
+    assert "[a](http://evil.example) | `b`" in alts[0]
+
+
+def test_a_backtick_in_a_path_does_not_end_the_code(tmp_path: Path) -> None:
+    folder = tmp_path / "a`<b>"
+    folder.mkdir()
+    text = (reported(folder, speeds("digits")) / "report.md").read_text()
+    assert "a`&lt;b&gt;/own.csv</code>" in MarkdownIt("commonmark").render(text)

@@ -178,6 +178,16 @@ def test_a_job_cannot_put_markup_into_the_page(tmp_path: Path) -> None:
     assert "<script>" not in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_long_name_is_not_wider_than_a_phone(browser: Any, tmp_path: Path) -> None:
+    name, own = "digits, --data=/scratch/project/datasets/imagenet_2012_packed_cache", tmp_path / "own.csv"
+    lines = "".join(f'"{name}",A100,{n},throughput,{100 * n / (1 + 0.02 * n)}\n' for n in (1, 2, 4))
+    own.write_text(f"workload,gpu_type,n_gpus,metric,value\n{lines}")
+    assert main(["report", str(own), "--out", str(tmp_path / "out")]) == 0
+    shown = opened(browser, tmp_path / "out" / "report.html", WIDTHS["phone"])
+    check_fits(shown, WIDTHS["phone"])
+    shown.close()
+
+
 @pytest.mark.alone
 def test_the_labs_report_takes_less_than_five_seconds(tmp_path: Path) -> None:
     """3.5 s on two idle cores; on a busy machine the work itself is what is counted."""
