@@ -81,7 +81,7 @@ def details(group: Group) -> list[str]:
     found = [] if group.per_gpu_batch is None else [f"batch {group.per_gpu_batch} per {unit}"]
     found += [] if group.global_batch is None else [f"global batch {group.global_batch}"]
     if group.lr_rule is not None:
-        found.append("no learning-rate scaling" if group.lr_rule == "none" else f"{group.lr_rule} learning-rate rule")
+        found.append(words.rule(group.lr_rule))
     return found if group.precision is None else [*found, group.precision]
 
 

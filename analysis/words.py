@@ -46,3 +46,8 @@ def listing(items: Sequence[str], most: int = 4) -> str:
     if len(items) <= most:
         return ", ".join(items)
     return f"{', '.join(items[: most - 1])} and {len(items) - most + 1} more"
+
+
+def rule(name: str) -> str:
+    """A learning-rate rule in a title: "linear learning-rate rule", "no learning-rate scaling"."""
+    return "no learning-rate scaling" if name == "none" else f"{name} learning-rate rule"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from analysis import words
 from analysis.epochs import EpochsGroup
-from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis, time_unit
+from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, numbered, panel, rank_axis, time_unit, titled
 from analysis.way import Way, judged_by_cost
 
 _BASES = {
@@ -17,10 +18,14 @@ _BASES = {
 }  # fmt: skip
 
 
-def epochs_plot(group: EpochsGroup) -> Plot | None:
-    """Epochs to stability against global batch, with the three laws and the interval; None for a single batch."""
+def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
+    """Epochs to stability against global batch, with the three laws and the interval; None for a single batch.
+
+    `place` is its number among the figures of this kind.
+    """
     if len(group.batches) < 2:
         return None
+    rule = "" if group.lr_rule is None else words.rule(group.lr_rule)
     batches = np.geomspace(group.batches[0], 2 * group.batches[-1], 30)
     with panel() as (figure, axes):
         ends = np.array([group.interval(float(batch)) for batch in batches])
@@ -37,16 +42,16 @@ def epochs_plot(group: EpochsGroup) -> Plot | None:
             axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], "epochs to stability"
         )
         rank_axis(axes, [*group.batches.tolist(), float(2 * group.batches[-1])], "global batch (samples)")
-        axes.set_title("Epochs against global batch")
+        titled(axes, "Epochs against global batch", rule)
         axes.legend(loc="upper left")
     points = ", ".join(
         f"batch {batch:g}: {epochs:g}" for batch, epochs in zip(group.batches, group.epochs, strict=True)
     )
     low, middle, high = group.interval(float(2 * group.batches[-1]))
     ahead = f"at {2 * group.batches[-1]:g}: {middle:.0f}, between {low:.0f} and {high:.0f}"
-    return Plot(
-        "epochs", "Epochs", f"Epochs to stability against global batch. Measured: {points}. Expected {ahead}.", figure
-    )
+    of_rule = f", {rule}" if rule else ""
+    alt = f"Epochs to stability against global batch{of_rule}. Measured: {points}. Expected {ahead}."
+    return Plot(numbered("epochs", place), "Epochs", alt, figure)
 
 
 def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None]) -> Plot | None:

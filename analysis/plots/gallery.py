@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -19,7 +20,7 @@ from analysis.runs import Run
 
 #: More groups in one figure than colours would have to share one.
 MOST = 6
-#: More curves in one figure than these are a tangle: the fewest and the most ranks stay.
+#: More curves in one figure than these are a tangle: the most and the fewest ranks of each group stay.
 _MOST_CURVES = 6
 _MOST_WAYS = 24
 
@@ -35,13 +36,14 @@ def gallery(report: Report, workload: str | None) -> list[Plot]:
     ]
     for part in parts:
         phases = report.insights.phases.get(part.group.key)
-        plot = phases_plot(phases, words.rank_noun(part.group.device)) if phases else None
-        if plot is not None:
-            found.append(plot)
-            break
-    found += accuracy_plots(_curves(report, parts), () if answer is None else answer.ways, kinds)
-    groups = [group for group in report.insights.epochs.groups if group.workload == workload]
-    found += [plot for group in groups[:1] if (plot := epochs_plot(group)) is not None]
+        place = 1 + sum(plot.title == "Phases" for plot in found)
+        plot = phases_plot(phases, words.rank_noun(part.group.device), label(part, parts), place) if phases else None
+        found += [] if plot is None else [plot]
+    curves, every = _curves(report, workload, parts)
+    found += accuracy_plots(curves, () if answer is None else answer.ways, kinds, every)
+    groups = [group for group in report.insights.epochs.groups if group.workload == workload and len(group.batches) > 1]
+    laws = [epochs_plot(group, place) for place, group in enumerate(groups[:MOST], start=1)]
+    found += [plot for plot in laws if plot is not None]
     plot = None if answer is None else pareto_plot(answer.ways[:_MOST_WAYS], answer.forecasts[:MOST], kinds)
     return [*found, *([plot] if plot is not None else [])]
 
@@ -77,18 +79,27 @@ def label(part: Part, parts: Sequence[Part]) -> str:
     return ", ".join([words.where(part.group.device, part.group.gpu_type), *own])
 
 
-def _curves(report: Report, parts: Sequence[Part]) -> list[Curves]:
-    found: list[Curves] = []
-    for part in parts:
+def _curves(report: Report, workload: str | None, parts: Sequence[Part]) -> tuple[list[Curves], int]:
+    """The curves of some sizes of `parts`, and how many sizes of the workload have one.
+
+    Of each group the most ranks go first, then the fewest, then what lies between.
+    """
+    found: list[tuple[int, Curves]] = []
+    every = 0
+    for part in report.parts:
+        if part.group.workload != workload:
+            continue
         stability = report.insights.stability.get(part.group.key, {})
         sizes: dict[int, list[Run]] = {}
         for run in runs_of(part.group, report.runs):
             sizes.setdefault(run.n_gpus, []).append(run)
-        for ranks, runs in sorted(sizes.items()):
+        every += len(sizes)
+        for place, (ranks, runs) in enumerate(sorted(sizes.items()) if part in parts else ()):
             name = words.ranks(ranks, part.group.device)
             if len(parts) > 1:
                 name = f"{ranks} {label(part, parts)}"
-            found.append(Curves(runs[:8], stability.get(ranks), name, len(found)))
-    if len(found) > _MOST_CURVES:
-        found = [*found[: _MOST_CURVES - 1], found[-1]]
-    return [Curves(one.runs, one.stability, one.label, index) for index, one in enumerate(found)]
+            urgency = 0 if place == len(sizes) - 1 else 1 if place == 0 else 2
+            found.append((urgency, Curves(runs[:8], stability.get(ranks), name, len(found))))
+    urgent = sorted(found, key=lambda own: own[0])[:_MOST_CURVES]
+    kept = sorted((curves for _, curves in urgent), key=lambda curves: curves.index)
+    return [replace(curves, index=index) for index, curves in enumerate(kept)], every

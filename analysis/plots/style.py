@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from analysis.panels import COLOURS, MARKERS
 WIDTH, HEIGHT = 4.4, 3.3
 GREY = "#5a5a5a"
 _DPI = 160
+#: Where the axes end below the title, in shares of the height, and points of a line below it.
+_TOP, _LINE = 0.915, 10.5
 _STYLE: dict[str, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titley": 1.0,
     "axes.labelsize": 9,
@@ -73,7 +76,23 @@ def panel(height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
     with styled():
         figure = Figure(figsize=(WIDTH, height))
         # All panels are alike: fixed margins, with room for labels like 20,000, take half the time of a computed layout.
-        yield figure, figure.subplots(gridspec_kw={"left": 0.165, "right": 0.97, "bottom": 0.145, "top": 0.915})
+        yield figure, figure.subplots(gridspec_kw={"left": 0.165, "right": 0.97, "bottom": 0.145, "top": _TOP})
+
+
+def titled(axes: Axes, title: str, below: str = "") -> None:
+    """The title, and below it in smaller letters what the figure is of, or leaves out."""
+    lines = textwrap.wrap(below, 52)
+    axes.set_title(title, pad=6 + _LINE * len(lines))
+    if lines:
+        look: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": GREY}
+        axes.annotate("\n".join(lines), (0, 1), (0, 4), va="bottom", **look)
+        box, height = axes.get_position(), axes.figure.bbox.height / axes.figure.dpi
+        axes.set_position((box.x0, box.y0, box.width, _TOP - _LINE * len(lines) / 72 / height - box.y0))
+
+
+def numbered(name: str, place: int) -> str:
+    """What the figure number `place` of a kind is called, from 1: "phases", "phases-2"."""
+    return name if place == 1 else f"{name}-{place}"
 
 
 def colour(index: int) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.phases import PHASES
-from analysis.plots.style import GREY, Plot, colour, marker, panel, time_unit
+from analysis.plots.style import GREY, Plot, colour, marker, numbered, panel, time_unit, titled
 from analysis.runs import Run
 from analysis.stability import Stability
 from analysis.way import Way
@@ -34,8 +34,11 @@ class Curves:
     index: int
 
 
-def phases_plot(by_size: Mapping[int, Mapping[str, float]], noun: str) -> Plot | None:
-    """Seconds of an epoch in each phase, stacked, one bar for each number of ranks."""
+def phases_plot(by_size: Mapping[int, Mapping[str, float]], noun: str, label: str, place: int = 1) -> Plot | None:
+    """Seconds of an epoch in each phase, stacked, one bar for each number of ranks.
+
+    `label` is the group that they are of, `place` its number among the figures of this kind.
+    """
     if not by_size:
         return None
     with panel() as (figure, axes):
@@ -52,26 +55,33 @@ def phases_plot(by_size: Mapping[int, Mapping[str, float]], noun: str) -> Plot |
         axes.set_xlabel(noun)
         axes.set_ylabel("s per epoch")
         axes.set_ylim(0, 1.45 * float(bottom.max()))
-        axes.set_title("Where an epoch's time goes")
+        titled(axes, "Where an epoch's time goes", label)
         axes.legend(ncols=3, loc="upper left")
     said = "; ".join(
         f"{n} ranks: {', '.join(f'{_NAMES.get(phase, phase)} {value:.3g} s' for phase, value in seconds.items())}"
         for n, seconds in by_size.items()
     )
-    return Plot("phases", "Phases", f"Seconds of an epoch by phase. {said}.", figure)
+    name = numbered("phases", place)
+    return Plot(name, "Phases", f"Seconds of an epoch by phase, of {label}. {said}.", figure)
 
 
-def accuracy_plots(curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequence[str | None]) -> list[Plot]:
+def accuracy_plots(
+    curves: Sequence[Curves], ways: Sequence[Way], kinds: Sequence[str | None], every: int = 0
+) -> list[Plot]:
     """Validation accuracy against epoch, hours and GPU-hours; from a table without curves, the stable points only.
 
-    `kinds` are the GPU types in the order of their colours.
+    `kinds` are the GPU types in the order of their colours, `every` is how many curves there are where `curves` are not all.
     """
     if any(_points(run, "epoch") for one in curves for run in one.runs):
         hours = "GPU" if all(run.device == "gpu" for one in curves for run in one.runs) else "rank"
         # Of logs without times, or with epochs left out or not timed, nobody knows when an epoch was.
         timed = [replace(one, runs=runs) for one in curves if (runs := [run for run in one.runs if _has_times(run)])]
         by_time = [("time", "wall time"), ("gpu_hours", f"{hours} time")] if timed else []
-        return [_curves(curves, "epoch", "epoch"), *(_curves(timed, against, label) for against, label in by_time)]
+        left_out = every > len(curves)
+        return [
+            _curves(own, against, label, every if left_out else 0)
+            for own, against, label in [(curves, "epoch", "epoch"), *((timed, *names) for names in by_time)]
+        ]
     known = [way for way in ways if way.val_acc is not None and way.basis == "stable" and way.epochs]
     if not known:
         return []
@@ -98,7 +108,9 @@ def _points(run: Run, against: str) -> list[tuple[float, float]]:
     return found
 
 
-def _curves(curves: Sequence[Curves], against: str, label: str) -> Plot:
+def _curves(curves: Sequence[Curves], against: str, label: str, every: int) -> Plot:
+    """One figure; `every` is how many curves there are where it leaves some out, else 0."""
+    some = f"{len(curves)} of {every} sizes" if every else ""
     scale, title = 1.0, f"Accuracy against {label}"
     if against != "epoch":
         scale, unit = time_unit(max(x for one in curves for run in one.runs for x, _ in _points(run, against)))
@@ -117,12 +129,14 @@ def _curves(curves: Sequence[Curves], against: str, label: str) -> Plot:
             said.append(f"{one.label}: {_in_words(one.stability)}")
         axes.set_xlabel(label)
         axes.set_ylabel("validation accuracy (%)")
-        axes.set_title(title)
+        titled(axes, title, some)
         low, high = axes.get_ylim()
         if high - low < 5:
             axes.set_ylim((low + high) / 2 - 2.5, (low + high) / 2 + 2.5)
         axes.legend(loc="lower right")
-    return Plot(f"accuracy_{against}", "Accuracy", f"Validation accuracy against {label}. {'; '.join(said)}.", figure)
+    drawn = f", {some}" if some else ""
+    alt = f"Validation accuracy against {label}{drawn}. {'; '.join(said)}."
+    return Plot(f"accuracy_{against}", "Accuracy", alt, figure)
 
 
 def _band(axes: Axes, one: Curves) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.__main__ import main
+from tests.analysis.conftest import AddCell
 
 
 def figures_of(paths: Sequence[Path], out: Path, *more: str) -> dict[str, str]:
@@ -45,3 +47,36 @@ def test_hours_of_a_device_that_is_not_recorded_are_not_those_of_gpus(tmp_path: 
     path = log(tmp_path / "log_n2.csv", "epoch,val_acc,seconds", [(e, own, 100) for e, own in enumerate(CURVE)])
     drawn = figures_of([path], tmp_path / "out")
     assert drawn["accuracy_gpu_hours"].startswith("Validation accuracy against rank time")
+
+
+def test_each_group_has_its_curves_and_phases(add_cell: AddCell) -> None:
+    for place, kind in enumerate(("A100", "T4", "V100")):
+        for ranks in (1, 2, 4):
+            cell = {"name": kind, "gpu_type": kind}
+            rates = [100.0 * ranks] * len(CURVE)
+            study = add_cell(ranks, rates, CURVE, cell=cell, facts={"device": "gpu"})
+            epochs = study / f"digits-n{ranks}-s0-{kind}" / "epochs.jsonl"
+            lines = [json.loads(line) for line in epochs.read_text().splitlines()]
+            epochs.write_text("".join(json.dumps({**line, "seconds_data": 1.0 + place}) + "\n" for line in lines))
+    drawn = figures_of([study], study / "report")
+    for against in ("epoch", "time", "gpu_hours"):
+        alt = drawn[f"accuracy_{against}"]
+        assert ", 6 of 9 sizes. " in alt
+        assert all(f"{ranks} {kind} GPUs: " in alt for ranks in (1, 4) for kind in ("A100", "T4", "V100"))
+    phases = [drawn[name] for name in ("phases", "phases-2", "phases-3")]
+    for alt, kind in zip(phases, ("T4", "A100", "V100"), strict=True):
+        assert alt.startswith(f"Seconds of an epoch by phase, of {kind} GPUs. ")
+    assert "1 ranks: data 3 s" in phases[2]
+
+
+def test_epochs_against_batch_name_their_rule(tmp_path: Path) -> None:
+    lines = [
+        ("net", "V100", n, 32, rule, 30, metric, value)
+        for rule in ("linear", "sqrt")
+        for n in (1, 2, 4)
+        for metric, value in (("epochs_to_stability", 9 + n), ("throughput", 100 * n))
+    ]
+    path = log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,per_gpu_batch,lr_rule,epochs,metric,value", lines)
+    drawn = figures_of([path], tmp_path / "out")
+    assert drawn["epochs"].startswith("Epochs to stability against global batch, linear learning-rate rule. ")
+    assert drawn["epochs-2"].startswith("Epochs to stability against global batch, sqrt learning-rate rule. ")
