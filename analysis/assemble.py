@@ -15,6 +15,9 @@ from analysis.runs import Run
 from analysis.scaling import Group, scaling
 from analysis.tables import Inputs
 
+#: More groups in one figure than colours would have to share one.
+MOST_GROUPS = 6
+
 
 @dataclass(frozen=True)
 class Part:
@@ -45,7 +48,9 @@ class Report:
     @property
     def caption(self) -> str:
         """What the figure shows, in one line."""
-        return f"Speed, efficiency and validation accuracy: {'; '.join(part.title for part in self.parts)}"
+        drawn = [part.title for part in self.parts[:MOST_GROUPS]]
+        more = f" (first {len(drawn)} of {len(self.parts)} groups)" if len(drawn) < len(self.parts) else ""
+        return f"Speed, efficiency and validation accuracy: {'; '.join(drawn)}{more}"
 
 
 def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame | None = None) -> Report:

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import words
-from analysis.assemble import Part, Report, details
-from analysis.panels import MARKERS, MOST_GROUPS, colour_of, draw_accuracy, draw_efficiency, draw_speed
+from analysis.assemble import MOST_GROUPS, Part, Report, details
+from analysis.panels import MARKERS, colour_of, draw_accuracy, draw_efficiency, draw_speed
 
 # Printed at the width of a page (about 16 cm) the smallest letters are still 6 points high.
 _WIDTH, _PANEL_HEIGHT, _DPI = 8.2, 2.65, 250

@@ -21,8 +21,6 @@ from analysis.scaling import Point, Spread
 #: Black and yellow are left out: one is the ideal line's, the other too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-#: More groups than colours would have to share one.
-MOST_GROUPS = len(COLOURS)
 _IDEAL = "#666666"
 _STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _ENDS = ("fewest", "most")

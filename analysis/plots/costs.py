@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from analysis import words
 from analysis.epochs import EpochsGroup
+from analysis.panels import COLOURS
 from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, numbered, panel, rank_axis, time_unit, titled
 from analysis.way import Way, judged_by_cost
 
@@ -16,6 +17,8 @@ _BASES = {
     "target": "time to the target", "stable": "time to stable accuracy", "whole run": "time of a run", "epoch": "time of an epoch",
     "million samples": "time of a million samples", "recorded target": "time to the recorded target",
 }  # fmt: skip
+#: More ways in one figure than these are not told apart; what no other beats is drawn in any case.
+_MOST_WAYS = 24
 
 
 def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
@@ -57,34 +60,49 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
 def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None]) -> Plot | None:
     """Time against cost (GPU-hours where no price is known) with 90 % intervals; nothing dominates what is on the line.
 
-    `kinds` are the GPU types in the order of their colours. Where some ways have a price, those without are left out.
+    `kinds` are the GPU types in the order of their colours. Where some ways have a price, those without are left out; of many
+    ways those that no other beats are drawn first, then the fastest.
     """
-    every = judged_by_cost([*ways, *forecasts])
-    shown = [way for way in every if way.measured]
-    left_out = [way.name for way in ways if way not in shown]
-    if len(shown) < 2:
+    judged = judged_by_cost([*ways, *forecasts])
+    measured = [way for way in judged if way.measured]
+    left_out = [way.name for way in ways if way not in measured]
+    if len(measured) < 2:
         return None
+    best = front(measured)
+    shown = [*best, *sorted((way for way in measured if way not in best), key=lambda way: way.seconds)]
+    shown = shown[: max(_MOST_WAYS, len(best))]
+    every = [way for way in judged if way in shown or not way.measured]
+    kinds = kinds_of(every, kinds)
+    some = f"{len(shown)} of {len(measured)} ways" if len(shown) < len(measured) else ""
     scale, unit = time_unit(max(way.seconds for way in every))
     axis = "cost" if all(way.price is not None for way in every) else every[0].hours_unit
-    best = front(shown)
     with panel() as (figure, axes):
         axes.set_xlim(0, 1.2 * max(way.high for way in every) / scale)
         for place, way in enumerate(every):
-            _cross(axes, way, scale, kinds.index(way.gpu_type) if way.gpu_type in kinds else 0, above=place % 2 == 0)
+            _cross(axes, way, scale, kinds.index(way.gpu_type), above=place % 2 == 0)
         line = [way.seconds / scale for way in best], [way.worth("cost")[1] for way in best]
         axes.plot(*line, color=GREY, lw=0.9, ls=(0, (3, 2)), zorder=0)
         axes.set_ylim(0, 1.2 * max(way.worth("cost")[2] for way in every))
         axes.set_xlabel(f"{_BASES[every[0].basis]} ({unit})")
         axes.set_ylabel(axis)
-        axes.set_title("Time against cost")
+        titled(axes, "Time against cost", some)
     said = "; ".join(
         f"{way.name}{'' if way.measured else ' (forecast)'}: {way.seconds / scale:.3g} {unit}, {way.worth('cost')[1]:.3g}"
         for way in every
     )
+    drawn = f", {some}" if some else ""
     none = f"None beats {', '.join(way.name for way in best)} in both."
     if left_out:
         none += f" Without a price, and not shown: {', '.join(left_out)}."
-    return Plot("pareto", "Time and cost", f"Time against {axis}. {said}. {none}", figure)
+    return Plot("pareto", "Time and cost", f"Time against {axis}{drawn}. {said}. {none}", figure)
+
+
+def kinds_of(ways: Sequence[Way], kinds: Sequence[str | None]) -> list[str | None]:
+    """The GPU types of `ways` in the order of their colours: as in `kinds`, unless that are more than there are colours."""
+    if len(kinds) <= len(COLOURS) and all(way.gpu_type in kinds for way in ways):
+        return list(kinds)
+    own = {way.gpu_type for way in ways}
+    return list(dict.fromkeys([*(kind for kind in kinds if kind in own), *(way.gpu_type for way in ways)]))
 
 
 def _cross(axes: Axes, way: Way, scale: float, index: int, above: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis import words
-from analysis.assemble import Part, Report, details
+from analysis.assemble import MOST_GROUPS, Part, Report, details
 from analysis.fitting import GroupFit, fit_scaling
 from analysis.measured import to_one_length
 from analysis.notes import runs_of
@@ -18,19 +18,16 @@ from analysis.plots.style import Plot
 from analysis.plots.training import Curves, accuracy_plots, phases_plot
 from analysis.runs import Run
 
-#: More groups in one figure than colours would have to share one.
-MOST = 6
 #: More curves in one figure than these are a tangle: the most and the fewest ranks of each group stay.
 _MOST_CURVES = 6
-_MOST_WAYS = 24
 
 
 def gallery(report: Report, workload: str | None) -> list[Plot]:
     """The figures that the measurements of one workload allow."""
-    parts = [part for part in report.parts if part.group.workload == workload][:MOST]
+    parts = [part for part in report.parts if part.group.workload == workload][:MOST_GROUPS]
     answer = next((one for one in report.insights.answers if one.workload == workload), None)
     series = _series(report, parts)
-    kinds = list(dict.fromkeys(part.group.gpu_type for part in parts))
+    kinds = list(dict.fromkeys(part.group.gpu_type for part in report.parts if part.group.workload == workload))
     found = [
         plot for draw in (time_plot, speed_plot, efficiency_plot, karp_flatt_plot) if (plot := draw(series)) is not None
     ]
@@ -42,9 +39,9 @@ def gallery(report: Report, workload: str | None) -> list[Plot]:
     curves, every = _curves(report, workload, parts)
     found += accuracy_plots(curves, () if answer is None else answer.ways, kinds, every)
     groups = [group for group in report.insights.epochs.groups if group.workload == workload and len(group.batches) > 1]
-    laws = [epochs_plot(group, place) for place, group in enumerate(groups[:MOST], start=1)]
+    laws = [epochs_plot(group, place) for place, group in enumerate(groups[:MOST_GROUPS], start=1)]
     found += [plot for plot in laws if plot is not None]
-    plot = None if answer is None else pareto_plot(answer.ways[:_MOST_WAYS], answer.forecasts[:MOST], kinds)
+    plot = None if answer is None else pareto_plot(answer.ways, answer.forecasts[:MOST_GROUPS], kinds)
     return [*found, *([plot] if plot is not None else [])]
 
 

@@ -101,8 +101,8 @@ def colour(index: int) -> str:
 
 
 def marker(index: int) -> str:
-    """Marker of group number `index`, for print without colours."""
-    return MARKERS[index % len(MARKERS)]
+    """Marker of group number `index`, for print without colours; where colours come again, another one."""
+    return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
 def rank_axis(axes: Axes, counts: Sequence[float], label: str) -> None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.phases import PHASES
+from analysis.plots.costs import kinds_of
 from analysis.plots.style import GREY, Plot, colour, marker, numbered, panel, time_unit, titled
 from analysis.runs import Run
 from analysis.stability import Stability
@@ -175,9 +176,10 @@ def _in_words(stable: Stability | None) -> str:
 
 
 def _finals(ways: Sequence[Way], kinds: Sequence[str | None], label: str, name: str, x: Sequence[float]) -> Plot:
+    kinds = kinds_of(ways, kinds)
     with panel() as (figure, axes):
         for way, at in zip(ways, x, strict=True):
-            index = kinds.index(way.gpu_type) if way.gpu_type in kinds else 0
+            index = kinds.index(way.gpu_type)
             axes.plot([at], [100 * (way.val_acc or 0.0)], marker=marker(index), color=colour(index), ls="none")
             axes.annotate(
                 way.name, (at, 100 * (way.val_acc or 0.0)), (6, 4), textcoords="offset points", fontsize=8, color=GREY

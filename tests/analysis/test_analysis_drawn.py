@@ -5,10 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.__main__ import main
+from analysis.assemble import Report, assemble
+from analysis.plots.gallery import gallery
+from analysis.plots.style import Plot
+from analysis.tables import read_inputs
 from tests.analysis.conftest import AddCell
 
 
@@ -80,3 +84,41 @@ def test_epochs_against_batch_name_their_rule(tmp_path: Path) -> None:
     drawn = figures_of([path], tmp_path / "out")
     assert drawn["epochs"].startswith("Epochs to stability against global batch, linear learning-rate rule. ")
     assert drawn["epochs-2"].startswith("Epochs to stability against global batch, sqrt learning-rate rule. ")
+
+
+def many_types(path: Path, speed: Callable[[int], float]) -> Report:
+    """The report of ten GPU types at five sizes; `speed` is samples/s of one of a type."""
+    lines = [
+        ("net", f"G{kind}", n, "throughput", speed(kind) * n / (1 + 0.2 * n))
+        for kind in range(10)
+        for n in (1, 2, 4, 8, 16)
+    ]
+    return assemble(read_inputs([log(path, "workload,gpu_type,n_gpus,metric,value", lines)]))
+
+
+def pareto(report: Report) -> Plot:
+    (plot,) = [plot for plot in gallery(report, "net") if plot.name == "pareto"]
+    return plot
+
+
+def test_the_cheapest_of_many_ways_is_drawn(tmp_path: Path) -> None:
+    report = many_types(tmp_path / "own.csv", lambda kind: 130 - 10 * kind)
+    (answer,) = report.insights.answers
+    alt = pareto(report).alt
+    assert answer.cheapest is not None and answer.fastest is not None
+    assert f" {answer.cheapest.name}: " in alt
+    assert alt.startswith(f"Time against GPU-hours, 24 of 50 ways. {answer.fastest.name}: ")
+    best = alt.split("None beats ")[1]
+    assert answer.cheapest.name in best and answer.fastest.name in best
+    assert report.caption.count(" on G") == 6
+    assert report.caption.endswith("(first 6 of 10 groups)")
+
+
+def test_the_types_of_the_ways_that_are_drawn_have_colours_of_their_own(tmp_path: Path) -> None:
+    (axes,) = pareto(many_types(tmp_path / "own.csv", lambda kind: 2**kind)).figure.axes
+    looks: dict[str, set[str]] = {}
+    names = [text.get_text() for text in axes.texts if " x " in text.get_text()]
+    for bars, name in zip(axes.containers, names, strict=True):
+        looks.setdefault(name.split(" x ")[1].rstrip("?"), set()).add(str(bars[0].get_color()))
+    assert 2 < len(looks) <= 6
+    assert len(set.union(*looks.values())) == len(looks)
