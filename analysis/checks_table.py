@@ -174,8 +174,8 @@ def _horizons(table: pd.DataFrame) -> Iterator[Finding]:
             continue
         yield Finding(
             "horizon",
-            f"at a global batch of {twice:g}, stability is expected at epoch {low:.0f} to {high:.0f} (best guess {middle:.0f}), "
-            f"and the runs have {trained:g} epochs",
+            f"at a global batch of {twice:g}, {words.counted_to(group.metric)} is expected at epoch {low:.0f} to {high:.0f} "
+            f"(best guess {middle:.0f}), and the runs have {trained:g} epochs",
             _labels(own),
             ", ".join(
                 [*filter(None, [group.workload]), *([f"learning-rate rule {group.lr_rule}"] if group.lr_rule else [])]

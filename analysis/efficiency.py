@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.way import Way, of_each_rule
+from analysis.way import COUNTED, Way, of_each_rule
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def splits(table: pd.DataFrame, counted: list[Way]) -> list[Split]:
     """
     from analysis.fitting import fit_scaling
 
-    answers = [way for way in of_each_rule(counted) if way.basis in ("target", "stable")]
+    answers = [way for way in of_each_rule(counted) if way.basis in COUNTED]
     found = []
     for fit in fit_scaling(table).groups:
         data = fit.data

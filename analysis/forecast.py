@@ -10,18 +10,18 @@ import pandas as pd
 from analysis.epochs import EpochsGroup, fit_batches, fit_epochs
 from analysis.finding import known
 from analysis.fitting import fit_scaling
-from analysis.way import Way, Z, of_each_rule
+from analysis.way import COUNTED, Way, Z, of_each_rule
 
 
 def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
     """The way to the target, or to stable accuracy, at twice the largest size of each group with times and counts of epochs.
 
-    Start and end are taken to stay those of the largest size. The interval combines that of the epoch time with that of
-    the epochs, as independent.
+    The target may be one that was recorded, as epochs_to_target. Start and end are taken to stay those of the largest size.
+    The interval combines that of the epoch time with that of the epochs, as independent.
     """
     measured_ways = of_each_rule(measured_ways)
     own = table[table["metric"].isin(["epoch_time", "total_time"])]
-    if own.empty or not measured_ways or measured_ways[0].basis not in ("stable", "target"):
+    if own.empty or not measured_ways or measured_ways[0].basis not in COUNTED or measured_ways[0].epochs is None:
         return []
     by_curves = measured_ways[0].basis == "target"
     groups = _to_target(measured_ways) if by_curves else fit_epochs(table).groups

@@ -20,7 +20,7 @@ from analysis.schema import GROUP
 from analysis.settled import CONFIGURATION, settled
 from analysis.smoothing import smooth
 from analysis.stability import ends_in_nothing
-from analysis.way import Way, Z, differing, once, priced_as
+from analysis.way import COUNTED, Way, Z, differing, once, priced_as
 from hvdtrain.errors import UserError
 
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
@@ -83,9 +83,9 @@ def _every(
     jobs = job_times(table, runs)
     accuracies = _accuracies(table)
     stable = settled(table, runs, CONFIGURATION)
-    counted = next(
-        (by for metric in METRICS_OF_EPOCHS if (by := _by_configuration(stable[stable["metric"] == metric]))), {}
-    )
+    every = {metric: _by_configuration(stable[stable["metric"] == metric]) for metric in METRICS_OF_EPOCHS}
+    to = next((metric for metric, by in every.items() if by), METRICS_OF_EPOCHS[0])
+    counted = every[to]
     curves = _first_epochs(runs, target) if target is not None else {}
     if not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
@@ -105,7 +105,7 @@ def _every(
             for key, values in recorded.items()
         ]
     if counts_epochs:
-        basis = "target" if curves else "stable"
+        basis = "target" if curves else "stable" if to == "epochs_to_stability" else "recorded target"
     elif jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1:
         basis = "whole run"
     elif jobs:
@@ -133,7 +133,7 @@ def _way(
     rates: Mapping[str, float], energy: float | None,
 ) -> Way:  # fmt: skip
     deviation, epochs = job.deviation, None
-    if basis in ("target", "stable"):
+    if basis in COUNTED:
         if counts is not None and len(counts):
             epochs = float(np.exp(np.log(counts).mean()))
             # A count is whole: half an epoch either way is lost in it besides the noise.

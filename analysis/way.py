@@ -8,6 +8,8 @@ from typing import Any
 
 from analysis.finding import describe, known
 
+#: What `Way.basis` may be where epochs are counted.
+COUNTED = ("target", "stable", "recorded target")
 #: 5 and 95 % of a normal distribution.
 Z = 1.645
 
@@ -21,8 +23,8 @@ class Way:
         epochs, seconds, gpu_hours, cost: None where they cannot be known; `cost` needs a price.
         energy: J, scaled from what was accounted for the whole run.
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
-        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (time_to_target, of an
-            accuracy that is not known here), or "whole run", "epoch", "million samples".
+        basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (epochs_to_target or
+            time_to_target, of an accuracy that is not known here), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
         apart: the fields that are not the same in all ways of the workload.
         rules: further learning-rate rules that it is a way of, of one rank: all of them are the same there.

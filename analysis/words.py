@@ -51,3 +51,8 @@ def listing(items: Sequence[str], most: int = 4) -> str:
 def rule(name: str) -> str:
     """A learning-rate rule in a title: "linear learning-rate rule", "no learning-rate scaling"."""
     return "no learning-rate scaling" if name == "none" else f"{name} learning-rate rule"
+
+
+def counted_to(metric: str) -> str:
+    """What epochs of a metric are counted to: "stability", or "the target" that somebody else set."""
+    return "stability" if metric == "epochs_to_stability" else "the target"

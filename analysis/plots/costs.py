@@ -22,13 +22,14 @@ _MOST_WAYS = 24
 
 
 def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
-    """Epochs to stability against global batch, with the three laws and the interval; None for a single batch.
+    """Epochs to stability, or to a target, against global batch, with the three laws and the interval; None for a single batch.
 
     `place` is its number among the figures of this kind.
     """
     if len(group.batches) < 2:
         return None
     rule = "" if group.lr_rule is None else words.rule(group.lr_rule)
+    counted = f"epochs to {words.counted_to(group.metric)}"
     batches = np.geomspace(group.batches[0], 2 * group.batches[-1], 30)
     with panel() as (figure, axes):
         ends = np.array([group.interval(float(batch)) for batch in batches])
@@ -41,9 +42,7 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
             axes.plot(batches, group.predict_law(law, batches), color=colour(0) if law == "hyperbolic" else GREY, ls=style, lw=1.3,
                       label=names[law])  # fmt: skip
         axes.plot(group.batches, group.epochs, color=colour(1), marker=marker(0), ls="none", label="measured")
-        log2_axis(
-            axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], "epochs to stability"
-        )
+        log2_axis(axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], counted)
         rank_axis(axes, [*group.batches.tolist(), float(2 * group.batches[-1])], "global batch (samples)")
         titled(axes, "Epochs against global batch", rule)
         axes.legend(loc="upper left")
@@ -53,7 +52,7 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
     low, middle, high = group.interval(float(2 * group.batches[-1]))
     ahead = f"at {2 * group.batches[-1]:g}: {middle:.0f}, between {low:.0f} and {high:.0f}"
     of_rule = f", {rule}" if rule else ""
-    alt = f"Epochs to stability against global batch{of_rule}. Measured: {points}. Expected {ahead}."
+    alt = f"{counted.capitalize()} against global batch{of_rule}. Measured: {points}. Expected {ahead}."
     return Plot(numbered("epochs", place), "Epochs", alt, figure)
 
 

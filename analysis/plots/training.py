@@ -83,13 +83,18 @@ def accuracy_plots(
             _curves(own, against, label, every if left_out else 0)
             for own, against, label in [(curves, "epoch", "epoch"), *((timed, *names) for names in by_time)]
         ]
-    known = [way for way in ways if way.val_acc is not None and way.basis == "stable" and way.epochs]
+    known = [
+        way for way in ways if way.val_acc is not None and way.basis in ("stable", "recorded target") and way.epochs
+    ]
     if not known:
         return []
+    to = "stability" if known[0].basis == "stable" else "the target"
+    units = {way.hours_unit for way in known}
+    hours = units.pop() if len(units) == 1 else "rank-hours"
     return [
-        _finals(known, kinds, "epochs to stability", "accuracy_epoch", [way.epochs or 0.0 for way in known]),
-        _finals(known, kinds, "wall time to stability (h)", "accuracy_time", [way.hours for way in known]),
-        _finals(known, kinds, "GPU-hours to stability", "accuracy_gpu_hours", [way.gpu_hours for way in known]),
+        _finals(known, kinds, f"epochs to {to}", "accuracy_epoch", [way.epochs or 0.0 for way in known]),
+        _finals(known, kinds, f"wall time to {to} (h)", "accuracy_time", [way.hours for way in known]),
+        _finals(known, kinds, f"{hours} to {to}", "accuracy_gpu_hours", [way.gpu_hours for way in known]),
     ]
 
 

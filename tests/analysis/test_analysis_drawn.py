@@ -122,3 +122,26 @@ def test_the_types_of_the_ways_that_are_drawn_have_colours_of_their_own(tmp_path
         looks.setdefault(name.split(" x ")[1].rstrip("?"), set()).add(str(bars[0].get_color()))
     assert 2 < len(looks) <= 6
     assert len(set.union(*looks.values())) == len(looks)
+
+
+def test_epochs_to_a_target_on_cpus_are_called_that(tmp_path: Path) -> None:
+    lines = [
+        ("net", "cpu", n, 32, 30, metric, value, unit)
+        for n in (1, 2, 4)
+        for metric, value, unit in (
+            ("epoch_time", 120 / n + 4, "s"),
+            ("epochs_to_target", 10 + n, ""),
+            ("val_acc", 0.9, ""),
+        )
+    ]
+    path = log(tmp_path / "own.csv", "workload,device,n_gpus,per_gpu_batch,epochs,metric,value,unit", lines)
+    drawn = figures_of([path], tmp_path / "out")
+    assert drawn["accuracy_epoch"].startswith("Final validation accuracy against epochs to the target. ")
+    assert drawn["accuracy_gpu_hours"].startswith("Final validation accuracy against rank-hours to the target. ")
+    assert drawn["epochs"].startswith("Epochs to the target against global batch. Measured: batch 32: 11, ")
+    page = (tmp_path / "out" / "report.html").read_text()
+    text = re.sub(r"<style>.*?</style>|base64,[^\"]*", "", page, flags=re.DOTALL)
+    assert "Fastest to the target that was recorded: 4 CPU ranks" in text
+    assert "8 CPU ranks (forecast)" in drawn["pareto"]
+    assert "GPU" not in text
+    assert "stab" not in text
