@@ -90,6 +90,16 @@ def details(group: Group) -> list[str]:
     return found if group.precision is None else [*found, group.precision]
 
 
+def label(part: Part, parts: Sequence[Part]) -> str:
+    """What tells one of the groups of a figure from the others; where nothing does, the device."""
+    common = set.intersection(*({*details(other.group)} for other in parts))
+    found = [word for word in details(part.group) if word not in common]
+    devices = {words.where(other.group.device, other.group.gpu_type) for other in parts}
+    if len(devices) > 1 or not found:
+        found.insert(0, words.where(part.group.device, part.group.gpu_type))
+    return ", ".join(found)
+
+
 def machine(runs: Sequence[Run]) -> str:
     """Where the runs of a group ran: hosts, GPU models, cores."""
     hosts = sorted({host for run in runs for host in run.hosts})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import words
-from analysis.assemble import MOST_GROUPS, Part, Report, details
+from analysis.assemble import MOST_GROUPS, Part, Report, details, label
 from analysis.panels import MARKERS, colour_of, draw_accuracy, draw_efficiency, draw_speed
 
 # Printed at the width of a page (about 16 cm) the smallest letters are still 6 points high.
 _WIDTH, _PANEL_HEIGHT, _DPI = 8.2, 2.65, 250
+#: Letters of a legend's labels side by side.
+_WIDE = 116
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -51,7 +52,12 @@ def draw(report: Report) -> Figure:
     """
     parts = report.parts[:MOST_GROUPS]
     heading, below = _titles(report, parts)
-    legend_rows = math.ceil(len(parts) / 2) if len(parts) > 1 else 0
+    labels = [_label(part, parts) for part in parts]
+    # Two columns of labels where all have room beside each other.
+    columns = 2 if max(map(len, labels)) <= _WIDE // 2 else 1
+    labels = [textwrap.fill(own, _WIDE // columns) for own in labels]
+    rows = [labels[place : place + columns] for place in range(0, len(labels), columns)] if len(parts) > 1 else []
+    legend_rows = sum(max(own.count("\n") + 1 for own in row) for row in rows)
     # Heights in inches: the panels keep theirs however much is written above and below them.
     top = 0.06 + 0.17 * len(heading)
     above, beneath = top + 0.17 * legend_rows, 0.06 + 0.13 * len(below)
@@ -67,9 +73,9 @@ def draw(report: Report) -> Figure:
         figure.text(left, 1 - 0.04 / height, "\n".join(heading), va="top", fontsize=9.5, fontweight="bold")
         figure.text(left, 0.05 / height, "\n".join(below), va="bottom", fontsize=7, color="#444444")
         if legend_rows:
-            handles = [_handle(part, parts, index) for index, part in enumerate(parts)]
+            handles = [_handle(own, index) for index, own in enumerate(labels)]
             at = (0, 1 - (top - 0.1) / height)
-            figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, labelspacing=0.3)
+            figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=columns, labelspacing=0.3)
     return figure
 
 
@@ -83,18 +89,15 @@ def png(report: Report) -> bytes:
     return buffer.getvalue()
 
 
-def _handle(part: Part, parts: Sequence[Part], index: int) -> Line2D:
-    return Line2D([], [], color=colour_of(index), marker=MARKERS[index % len(MARKERS)], label=_label(part, parts))
+def _handle(text: str, index: int) -> Line2D:
+    return Line2D([], [], color=colour_of(index), marker=MARKERS[index % len(MARKERS)], label=text)
 
 
 def _label(part: Part, parts: Sequence[Part]) -> str:
     """What tells one group from the others of the figure."""
-    group = part.group
-    common = set.intersection(*({*details(other.group)} for other in parts))
-    words_of = [words.where(group.device, group.gpu_type), *(word for word in details(group) if word not in common)]
-    if len({other.group.workload for other in parts}) > 1:
-        words_of.insert(0, group.workload or "workload not named")
-    return ", ".join(words_of)
+    workloads = len({other.group.workload for other in parts}) > 1
+    own = label(part, parts)
+    return f"{part.group.workload or 'workload not named'}, {own}" if workloads else own
 
 
 def _titles(report: Report, parts: Sequence[Part]) -> tuple[list[str], list[str]]:
@@ -105,7 +108,9 @@ def _titles(report: Report, parts: Sequence[Part]) -> tuple[list[str], list[str]
     else:
         workloads = dict.fromkeys(part.group.workload or "workload not named" for part in parts)
         common = [word for word in details(first.group) if all(word in details(part.group) for part in parts)]
-        heading = ", ".join([" and ".join(workloads), *common])
+        devices = {words.where(part.group.device, part.group.gpu_type) for part in parts}
+        on = f" on {devices.pop()}" if len(devices) == 1 else ""
+        heading = ", ".join([f"{' and '.join(workloads)}{on}", *common])
         machines = "; ".join(dict.fromkeys(part.machine for part in parts if part.machine))
     if len(report.parts) > len(parts):
         heading += f" (first {len(parts)} of {len(report.parts)} groups)"

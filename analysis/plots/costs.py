@@ -10,7 +10,19 @@ from matplotlib.axes import Axes
 from analysis import words
 from analysis.epochs import EpochsGroup
 from analysis.panels import COLOURS
-from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, numbered, panel, rank_axis, time_unit, titled
+from analysis.plots.style import (
+    GREY,
+    Plot,
+    colour,
+    legend,
+    log2_axis,
+    marker,
+    numbered,
+    panel,
+    rank_axis,
+    time_unit,
+    titled,
+)
 from analysis.way import Way, judged_by_cost
 
 _BASES = {
@@ -45,7 +57,7 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
         log2_axis(axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], counted)
         rank_axis(axes, [*group.batches.tolist(), float(2 * group.batches[-1])], "global batch (samples)")
         titled(axes, "Epochs against global batch", rule)
-        axes.legend(loc="upper left")
+        legend(axes, loc="upper left")
     points = ", ".join(
         f"batch {batch:g}: {epochs:g}" for batch, epochs in zip(group.batches, group.epochs, strict=True)
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis import words
-from analysis.assemble import MOST_GROUPS, Part, Report, details
+from analysis.assemble import MOST_GROUPS, Part, Report, label
 from analysis.fitting import GroupFit, fit_scaling
 from analysis.measured import to_one_length
 from analysis.notes import runs_of
@@ -69,13 +69,6 @@ def replicates(table: pd.DataFrame, fit: GroupFit) -> pd.DataFrame:
     return found
 
 
-def label(part: Part, parts: Sequence[Part]) -> str:
-    """What tells one group from the others of the figure."""
-    common = set.intersection(*({*details(other.group)} for other in parts))
-    own = [word for word in details(part.group) if word not in common]
-    return ", ".join([words.where(part.group.device, part.group.gpu_type), *own])
-
-
 def _curves(report: Report, workload: str | None, parts: Sequence[Part]) -> tuple[list[Curves], int]:
     """The curves of some sizes of `parts`, and how many sizes of the workload have one.
 
@@ -94,7 +87,8 @@ def _curves(report: Report, workload: str | None, parts: Sequence[Part]) -> tupl
         for place, (ranks, runs) in enumerate(sorted(sizes.items()) if part in parts else ()):
             name = words.ranks(ranks, part.group.device)
             if len(parts) > 1:
-                name = f"{ranks} {label(part, parts)}"
+                own = label(part, parts)
+                name = f"{ranks} {own}" if words.rank_noun(part.group.device) in own else f"{name}, {own}"
             urgency = 0 if place == len(sizes) - 1 else 1 if place == 0 else 2
             found.append((urgency, Curves(runs[:8], stability.get(ranks), name, len(found))))
     urgent = sorted(found, key=lambda own: own[0])[:_MOST_CURVES]

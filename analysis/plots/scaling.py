@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis import words
 from analysis.fitting import FURTHEST, GroupFit
-from analysis.plots.style import GREY, Plot, colour, log2_axis, marker, panel, rank_axis
+from analysis.plots.style import GREY, Plot, colour, legend, log2_axis, marker, panel, rank_axis
 
 Floats = NDArray[np.float64]
 
@@ -141,7 +141,7 @@ def _legend(axes: Axes, series: Sequence[Series]) -> None:
     if any(one.fit.posterior is not None for one in series):
         handles.append(Line2D([], [], color=GREY, ls=(0, (5, 2)), label="fit, beyond the data"))
         handles.append(Patch(color=GREY, alpha=0.2, lw=0, label="90 % interval"))
-    axes.legend(handles=handles, loc="best", handlelength=2.2)
+    legend(axes, handles)
 
 
 def efficiency_plot(series: Sequence[Series]) -> Plot | None:
@@ -165,7 +165,7 @@ def efficiency_plot(series: Sequence[Series]) -> Plot | None:
             words.common_noun(one.fit.fields["device"] for one in own),
         )
         axes.set_title("Efficiency")
-        axes.legend(loc="lower left")
+        legend(axes, loc="lower left")
     spans = []
     for one in own:
         points = [f"{n:g} ranks {value:.0f} %" for n, value in zip(one.fit.data.n, _efficiencies(one), strict=True)]
@@ -201,7 +201,7 @@ def karp_flatt_plot(series: Sequence[Series]) -> Plot | None:
             words.common_noun(one.fit.fields["device"] for one in own),
         )
         axes.set_title("Karp-Flatt serial fraction")
-        axes.legend(loc="best")
+        legend(axes)
     spans = [
         f"{one.label}: {', '.join(f'{n} ranks {100 * value:.1f} %' for n, value in one.fit.karp_flatt)}" for one in own
     ]

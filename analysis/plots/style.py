@@ -13,8 +13,11 @@ from typing import Any
 import matplotlib
 import seaborn
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Bbox
 
 from analysis.panels import COLOURS, MARKERS
 
@@ -88,6 +91,43 @@ def titled(axes: Axes, title: str, below: str = "") -> None:
         axes.annotate("\n".join(lines), (0, 1), (0, 4), va="bottom", **look)
         box, height = axes.get_position(), axes.figure.bbox.height / axes.figure.dpi
         axes.set_position((box.x0, box.y0, box.width, _TOP - _LINE * len(lines) / 72 / height - box.y0))
+
+
+def legend(axes: Axes, handles: Sequence[Any] | None = None, loc: str = "best", ncols: int = 1) -> None:
+    """The legend, long labels wrapped: within the axes where it covers no data, else below them, the figure growing as needed.
+
+    `handles` are those of the legend; None takes everything that is drawn with a label.
+    """
+    own = list(axes.get_legend_handles_labels()[0] if handles is None else handles)
+    labels = [textwrap.fill(str(handle.get_label()), 40) for handle in own]
+    figure = axes.figure
+    places: Any = dict.fromkeys((loc, "best"))
+    for place in places:
+        found = axes.legend(own, labels, loc=place, ncols=ncols, handlelength=2.2)
+        if not _covers(axes, found.get_window_extent()):
+            return
+    found.remove()
+    columns = 1 if any("\n" in label or len(label) > 24 for label in labels) else 2
+    found = axes.legend(own, labels, loc="lower left", bbox_to_anchor=(0.02, 0.0), bbox_transform=figure.transFigure,
+                        ncols=columns, handlelength=2.2, borderaxespad=0.2)  # fmt: skip
+    room, before = found.get_window_extent().height / figure.dpi + 0.05, float(figure.bbox.height / figure.dpi)
+    # In inches the axes stay as they were.
+    box, height = axes.get_position(), before + room
+    axes.get_figure(root=True).set_size_inches(WIDTH, height)  # type: ignore[union-attr]
+    axes.set_position((box.x0, (box.y0 * before + room) / height, box.width, box.height * before / height))
+
+
+def _covers(axes: Axes, extent: Bbox) -> bool:
+    """Whether a legend there would reach out of the axes, or hide something that is drawn."""
+    box = axes.get_window_extent()
+    if extent.x0 < box.x0 or extent.x1 > box.x1 or extent.y0 < box.y0 or extent.y1 > box.y1:
+        return True
+    lines = [line.get_transform().transform(line.get_xydata()) for line in axes.lines]
+    dots = [axes.transData.transform(own.get_offsets()) for own in axes.collections if isinstance(own, PathCollection)]
+    # A marker reaches some way around its point.
+    if any(extent.padded(3).count_contains(points) for points in (*lines, *dots) if len(points)):
+        return True
+    return any(extent.overlaps(patch.get_window_extent()) for patch in axes.patches if isinstance(patch, Rectangle))
 
 
 def numbered(name: str, place: int) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.phases import PHASES
 from analysis.plots.costs import kinds_of
-from analysis.plots.style import GREY, Plot, colour, marker, numbered, panel, time_unit, titled
+from analysis.plots.style import GREY, Plot, colour, legend, marker, numbered, panel, time_unit, titled
 from analysis.runs import Run
 from analysis.stability import Stability
 from analysis.way import Way
@@ -57,7 +57,7 @@ def phases_plot(by_size: Mapping[int, Mapping[str, float]], noun: str, label: st
         axes.set_ylabel("s per epoch")
         axes.set_ylim(0, 1.45 * float(bottom.max()))
         titled(axes, "Where an epoch's time goes", label)
-        axes.legend(ncols=3, loc="upper left")
+        legend(axes, loc="upper left", ncols=3)
     said = "; ".join(
         f"{n} ranks: {', '.join(f'{_NAMES.get(phase, phase)} {value:.3g} s' for phase, value in seconds.items())}"
         for n, seconds in by_size.items()
@@ -139,7 +139,7 @@ def _curves(curves: Sequence[Curves], against: str, label: str, every: int) -> P
         low, high = axes.get_ylim()
         if high - low < 5:
             axes.set_ylim((low + high) / 2 - 2.5, (low + high) / 2 + 2.5)
-        axes.legend(loc="lower right")
+        legend(axes, loc="lower right")
     drawn = f", {some}" if some else ""
     alt = f"Validation accuracy against {label}{drawn}. {'; '.join(said)}."
     return Plot(f"accuracy_{against}", "Accuracy", alt, figure)
