@@ -13,7 +13,7 @@ from analysis.fitting import GroupFit, fit_scaling
 from analysis.measured import to_one_length
 from analysis.notes import runs_of
 from analysis.plots.costs import epochs_plot, pareto_plot
-from analysis.plots.scaling import Series, efficiency_plot, karp_flatt_plot, speed_plot, time_plot
+from analysis.plots.scaling import Series, efficiency_plot, karp_flatt_plot, speed_plots, time_plots
 from analysis.plots.style import Plot
 from analysis.plots.training import Curves, accuracy_plots, phases_plot
 from analysis.runs import Run
@@ -28,9 +28,8 @@ def gallery(report: Report, workload: str | None) -> list[Plot]:
     answer = next((one for one in report.insights.answers if one.workload == workload), None)
     series = _series(report, parts)
     kinds = list(dict.fromkeys(part.group.gpu_type for part in report.parts if part.group.workload == workload))
-    found = [
-        plot for draw in (time_plot, speed_plot, efficiency_plot, karp_flatt_plot) if (plot := draw(series)) is not None
-    ]
+    others = [plot for draw in (efficiency_plot, karp_flatt_plot) if (plot := draw(series)) is not None]
+    found = [*time_plots(series), *speed_plots(series), *others]
     for part in parts:
         phases = report.insights.phases.get(part.group.key)
         place = 1 + sum(plot.title == "Phases" for plot in found)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from analysis import words
 from analysis.fitting import FURTHEST, GroupFit
-from analysis.plots.style import GREY, Plot, colour, legend, log2_axis, marker, panel, rank_axis
+from analysis.plots.style import GREY, Plot, colour, legend, log2_axis, marker, numbered, panel, rank_axis
 
 Floats = NDArray[np.float64]
+#: Metric -> the unit of a speed in it.
+_SPEEDS = {"throughput": "samples/s", "steps_per_s": "steps/s", "epoch_time": "epochs/h", "total_time": "runs/h"}
 
 
 @dataclass(frozen=True)
@@ -39,24 +41,31 @@ class Series:
         return GREY if self.reference else colour(self.index)
 
 
-def time_plot(series: Sequence[Series]) -> Plot | None:
-    """Time of an epoch (or of the whole run) against ranks; None where no group was timed so."""
-    own = [one for one in series if one.fit.data.is_time]
-    if not own:
-        return None
-    unit = "epoch time (s)" if all(one.fit.data.metric == "epoch_time" for one in own) else "time (s)"
-    return _measured(own, "time", "Time", unit)
+def time_plots(series: Sequence[Series]) -> list[Plot]:
+    """Times of an epoch, and those of a whole run, against ranks: two quantities, and so two figures."""
+    timed = _by_metric([one for one in series if one.fit.data.is_time])
+    labels = {"epoch_time": "epoch time (s)", "total_time": "time of a whole run (s)"}
+    return [
+        _measured(own, numbered("time", place), "Time", labels[metric])
+        for place, (metric, own) in enumerate(timed.items(), start=1)
+    ]
 
 
-def speed_plot(series: Sequence[Series]) -> Plot | None:
-    """Throughput against ranks; where only times are known, epochs (or runs) per hour."""
-    own = [one for one in series if not one.fit.data.is_time] or list(series)
-    if not own:
-        return None
-    metrics = {one.fit.data.metric for one in own}
-    labels = {"throughput": "samples/s", "steps_per_s": "steps/s", "epoch_time": "epochs/h", "total_time": "runs/h"}
-    name = labels[metrics.pop()] if len(metrics) == 1 else "speed"
-    return _measured(own, "throughput", "Throughput", f"speed ({name})", rate=True)
+def speed_plots(series: Sequence[Series]) -> list[Plot]:
+    """Throughput against ranks; where only times are known, epochs (or runs) per hour. A figure for each unit."""
+    own = _by_metric([one for one in series if not one.fit.data.is_time] or series)
+    return [
+        _measured(one, numbered("throughput", place), "Throughput", f"speed ({_SPEEDS[metric]})", rate=True)
+        for place, (metric, one) in enumerate(own.items(), start=1)
+    ]
+
+
+def _by_metric(series: Sequence[Series]) -> dict[str, list[Series]]:
+    """Those of each metric, the one that most groups have first."""
+    found: dict[str, list[Series]] = {}
+    for one in series:
+        found.setdefault(one.fit.data.metric, []).append(one)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 def _measured(series: Sequence[Series], name: str, title: str, label: str, rate: bool = False) -> Plot:
@@ -74,7 +83,9 @@ def _measured(series: Sequence[Series], name: str, title: str, label: str, rate:
             )  # fmt: skip
             heights += [*dots["value"].tolist(), *values.tolist()]
             ranks += data.n.tolist()
-            ideal = values[0] * ((data.n / data.n[0]) if rate or not data.is_time else data.n[0] / data.n)
+            # At the smallest size's rank-seconds for the same work: what the fit and the efficiency go by too.
+            ideal = data.value(np.full_like(data.n, data.log_cost(data.values, data.n)[0]), data.n)
+            ideal = _rate(ideal) if invert else ideal
             axes.plot(data.n, ideal, color=one.colour, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
             heights += ideal.tolist()
             if one.fit.posterior is not None:
@@ -86,7 +97,7 @@ def _measured(series: Sequence[Series], name: str, title: str, label: str, rate:
         rank_axis(axes, ranks, words.common_noun(one.fit.fields["device"] for one in series))
         axes.set_title(f"{title} against ranks")
         _legend(axes, series)
-    return Plot(name, title, _alt(series, label), figure)
+    return Plot(name, title, _alt(series, label, rate), figure)
 
 
 def _rate(values: Floats | pd.Series) -> Floats:
@@ -208,10 +219,12 @@ def karp_flatt_plot(series: Sequence[Series]) -> Plot | None:
     return Plot("karp_flatt", "Karp-Flatt", f"Experimentally determined serial fraction. {'; '.join(spans)}.", figure)
 
 
-def _alt(series: Sequence[Series], label: str) -> str:
+def _alt(series: Sequence[Series], label: str, rate: bool) -> str:
+    """The values that are drawn, in the unit of the axis."""
     parts = []
     for one in series:
         data = one.fit.data
-        points = ", ".join(f"{n:g} ranks {value:.4g}" for n, value in zip(data.n, data.values, strict=True))
-        parts.append(f"{one.label}: {points} {data.unit}")
+        values, unit = (_rate(data.values), _SPEEDS[data.metric]) if rate and data.is_time else (data.values, data.unit)
+        points = ", ".join(f"{n:g} ranks {value:.4g}" for n, value in zip(data.n, values, strict=True))
+        parts.append(f"{one.label}: {points} {unit}")
     return f"{label} against the number of ranks, with ideal scaling, fit and 90 % interval. {'; '.join(parts)}."

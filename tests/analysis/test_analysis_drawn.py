@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from analysis.__main__ import main
 from analysis.assemble import Report, assemble
 from analysis.plots.gallery import gallery
@@ -145,3 +148,31 @@ def test_epochs_to_a_target_on_cpus_are_called_that(tmp_path: Path) -> None:
     assert "8 CPU ranks (forecast)" in drawn["pareto"]
     assert "GPU" not in text
     assert "stab" not in text
+
+
+def test_times_of_an_epoch_and_of_a_run_are_two_figures(tmp_path: Path) -> None:
+    lines = [
+        ("net", kind, n, metric, value / n, "s")
+        for kind, metric, value in (("T4", "epoch_time", 100), ("V100", "total_time", 7000), ("A100", "epoch_time", 50))
+        for n in (1, 2, 4)
+    ]
+    path = log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,metric,value,unit", lines)
+    drawn = figures_of([path], tmp_path / "out")
+    assert drawn["time"].startswith("epoch time (s) against the number of ranks")
+    assert "T4 GPUs: 1 ranks 100, 2 ranks 50, 4 ranks 25 s" in drawn["time"] and "A100 GPUs: " in drawn["time"]
+    assert drawn["time-2"].startswith("time of a whole run (s) against the number of ranks")
+    assert "V100 GPUs: 1 ranks 7000, 2 ranks 3500, 4 ranks 1750 s" in drawn["time-2"]
+    assert "T4 GPUs: 1 ranks 36, 2 ranks 72, 4 ranks 144 epochs/h" in drawn["throughput"]
+    assert "V100 GPUs: 1 ranks 0.5143, 2 ranks 1.029, 4 ranks 2.057 runs/h" in drawn["throughput-2"]
+    for name in ("time", "time-2", "throughput", "throughput-2"):
+        assert ("T4" in drawn[name]) != ("V100" in drawn[name])
+
+
+def test_steps_without_a_batch_are_ideal_where_they_stay_the_same(tmp_path: Path) -> None:
+    lines = [("net", "T4", n, "steps_per_s", 10 - 0.1 * n) for n in (1, 2, 4)]
+    report = assemble(read_inputs([log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,metric,value", lines)]))
+    (plot,) = [plot for plot in gallery(report, "net") if plot.name == "throughput"]
+    (ideal,) = [
+        line for line in plot.figure.axes[0].lines if line.get_linestyle() == ":" or len(line.get_xydata()) == 3
+    ]
+    assert np.asarray(ideal.get_ydata()).tolist() == pytest.approx([9.9, 9.9, 9.9])
