@@ -69,7 +69,7 @@ def _report(options: argparse.Namespace) -> int:
         from analysis.assemble import assemble
         from analysis.insights import Asked
         from analysis.references import reference
-        from analysis.report import FIGURES, JSON, check_places, files, json_text, write
+        from analysis.report import FIGURES, JSON, check_places, files, json_text, reference_note, write
         from analysis.tables import is_study, read_inputs
         from analysis.text import show
         from analysis.words import printable
@@ -88,6 +88,8 @@ def _report(options: argparse.Namespace) -> int:
             _load_seaborn()
             contents = files(report, folder, json_file)
         write(contents, folder)
+        if note := reference_note(report):
+            print(note, file=sys.stderr)
     if printed:
         sys.stdout.write(json_text(report))
     else:

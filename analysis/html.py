@@ -14,12 +14,13 @@ from analysis.text import cells, columns, left_out, sheets
 from hvdtrain import __version__
 
 
-def page(report: Report, figures: Mapping[str | None, Sequence[tuple[Plot, bytes]]]) -> str:
+def page(report: Report, figures: Mapping[str | None, Sequence[tuple[Plot, bytes]]], note: str = "") -> str:
     """The page.
 
     Args:
         report: what to show.
         figures: of each workload, with its SVG.
+        note: what is to be said about all of them.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -62,6 +63,7 @@ def page(report: Report, figures: Mapping[str | None, Sequence[tuple[Plot, bytes
     return environment.get_template("report.html.j2").render(
         inputs=report.inputs,
         version=__version__,
+        note=note,
         workloads=workloads,
         unanswered=report.insights.unanswered,
         findings=_sorted(report.insights.findings),

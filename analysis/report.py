@@ -48,9 +48,9 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
     from analysis.plots.gallery import gallery
     from analysis.text import markdown
 
-    workloads = list(dict.fromkeys(part.group.workload for part in report.parts))[:_MOST_DRAWN]
-    plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in workloads}
-    contents = {out / PAGE: page(report, plots).encode(), out / FIGURE: png(report)}
+    plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in _drawn(report)}
+    note = reference_note(report)
+    contents = {out / PAGE: page(report, plots, note).encode(), out / FIGURE: png(report)}
     listed = []
     for place, drawn in enumerate(plots.values(), start=1):
         for plot, svg in drawn:
@@ -58,7 +58,7 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
             contents[out / f"{name}.svg"] = svg
             contents[out / f"{name}.png"] = plot.png()
             listed.append((plot.alt, f"{name}.png"))
-    contents[out / MARKDOWN] = markdown(report, FIGURE, listed).encode()
+    contents[out / MARKDOWN] = markdown(report, FIGURE, listed, note).encode()
     if json_file is not None:
         for path in contents:
             if json_file.resolve() in (path.resolve(), *path.resolve().parents):
@@ -67,6 +67,25 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
                 )
         contents[json_file] = json_text(report).encode()
     return contents
+
+
+def _drawn(report: Report) -> list[str | None]:
+    """The workloads that have figures."""
+    return list(dict.fromkeys(part.group.workload for part in report.parts))[:_MOST_DRAWN]
+
+
+def reference_note(report: Report) -> str:
+    """That a published table was asked for and is in no figure, and why; "" where it is, or none was asked for."""
+    if report.reference is None:
+        return ""
+    from analysis.fitting import fit_scaling
+    from analysis.plots.gallery import laid_under
+
+    if any(laid_under(report, workload) for workload in _drawn(report)):
+        return ""
+    its = ", ".join(dict.fromkeys(fit.data.metric for fit in fit_scaling(report.reference).groups)) or "no speed"
+    own = ", ".join(dict.fromkeys(fit.data.metric for fit in report.insights.fits.values())) or "no speed"
+    return f"Nothing of the published table could be laid under the figures: it has {its}, and they show {own}."
 
 
 def _nothing(report: Report) -> str:

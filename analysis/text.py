@@ -116,8 +116,11 @@ def sheets(report: Report, part: Part) -> list[Sheet]:
     return [sheet for sheet in found if sheet is not None]
 
 
-def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()) -> str:
-    """The report as Markdown; `figure` is the name of the image beside it, `others` are (alt text, file) of more."""
+def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = (), note: str = "") -> str:
+    """The report as Markdown.
+
+    `figure` is the name of the image beside it, `others` are (alt text, file) of more, `note` is what is to be said of all.
+    """
     lines = ["# How it scales", "", f"Read from {', '.join(map(_code, report.inputs))}.", ""]
     for answer in report.insights.answers:
         lines += [*(f"- {_escaped(sentence)}" for sentence in (*answer.sentences, answer.next_run)), ""]
@@ -130,6 +133,7 @@ def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()
             lines.append(f"- **{_escaped(one.code)}**{about}: {_escaped(one.message)}. Likely: {_escaped(one.likely)}. "
                          f"Next: {_escaped(one.next)}.")  # fmt: skip
         lines.append("")
+    lines += [_escaped(note), ""] if note else []
     lines += [f"![{_escaped(report.caption)}]({figure})", ""]
     for part in report.parts:
         rows = [columns(part), *(cells(p, " ") for p in part.group.points)]

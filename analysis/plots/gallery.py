@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -24,12 +25,12 @@ _MOST_CURVES = 6
 
 def gallery(report: Report, workload: str | None) -> list[Plot]:
     """The figures that the measurements of one workload allow."""
-    parts = [part for part in report.parts if part.group.workload == workload][:MOST_GROUPS]
+    parts = _parts(report, workload)
     answer = next((one for one in report.insights.answers if one.workload == workload), None)
-    series = _series(report, parts)
+    series, timed = _series(report, parts)
     kinds = list(dict.fromkeys(part.group.gpu_type for part in report.parts if part.group.workload == workload))
     others = [plot for draw in (efficiency_plot, karp_flatt_plot) if (plot := draw(series)) is not None]
-    found = [*time_plots(series), *speed_plots(series), *others]
+    found = [*time_plots([*series, *timed]), *speed_plots(series), *others]
     for part in parts:
         phases = report.insights.phases.get(part.group.key)
         place = 1 + sum(plot.title == "Phases" for plot in found)
@@ -44,19 +45,47 @@ def gallery(report: Report, workload: str | None) -> list[Plot]:
     return [*found, *([plot] if plot is not None else [])]
 
 
-def _series(report: Report, parts: Sequence[Part]) -> list[Series]:
-    found = []
-    for index, part in enumerate(parts):
-        fit = report.insights.fits.get(part.group.key)
-        if fit is not None:
-            found.append(Series(fit, replicates(report.table, fit), label(part, parts), index))
-    for index, fit in enumerate(fit_scaling(report.reference).groups if report.reference is not None else ()):
-        if any(one.fit.data.metric == fit.data.metric for one in found):
-            kind = words.where(fit.fields["device"], fit.fields["gpu_type"])
-            name = f"{fit.fields['workload']} on {kind} (published)"
-            rows = replicates(report.reference, fit) if report.reference is not None else pd.DataFrame()
-            found.append(Series(fit, rows, name, len(parts) + index, reference=True))
-    return found
+def laid_under(report: Report, workload: str | None) -> bool:
+    """Whether the published table of a report is in some figure of the workload."""
+    return any(one.reference for several in _series(report, _parts(report, workload)) for one in several)
+
+
+def _parts(report: Report, workload: str | None) -> list[Part]:
+    return [part for part in report.parts if part.group.workload == workload][:MOST_GROUPS]
+
+
+def _series(report: Report, parts: Sequence[Part]) -> tuple[list[Series], list[Series]]:
+    """The groups and what is laid under them, by the metric that each is fitted by; and what the figures of times have besides.
+
+    That is a published table of times beside groups that are fitted by their throughput, with the times of these.
+    """
+    found = _own(report.insights.fits, report.table, parts)
+    table = report.reference
+    if table is None:
+        return found, []
+    timed: list[Series] = []
+    for index, fit in enumerate(fit_scaling(table).groups, start=len(parts)):
+        metric = fit.data.metric
+        kind = words.where(fit.fields["device"], fit.fields["gpu_type"])
+        name = f"{fit.fields['workload']} on {kind} (published)"
+        published = Series(fit, replicates(table, fit), name, index, reference=True)
+        if any(one.fit.data.metric == metric for one in found):
+            found.append(published)
+            continue
+        if fit.data.is_time and not any(one.fit.data.metric == metric for one in timed):
+            own = fit_scaling(report.table[report.table["metric"] == metric]).groups
+            timed += _own({each.key: each for each in own}, report.table, parts)
+        if any(one.fit.data.metric == metric for one in timed):
+            timed.append(published)
+    return found, timed
+
+
+def _own(fits: Mapping[Any, GroupFit], table: pd.DataFrame, parts: Sequence[Part]) -> list[Series]:
+    return [
+        Series(fit, replicates(table, fit), label(part, parts), index)
+        for index, part in enumerate(parts)
+        if (fit := fits.get(part.group.key)) is not None
+    ]
 
 
 def replicates(table: pd.DataFrame, fit: GroupFit) -> pd.DataFrame:

@@ -176,3 +176,35 @@ def test_steps_without_a_batch_are_ideal_where_they_stay_the_same(tmp_path: Path
         line for line in plot.figure.axes[0].lines if line.get_linestyle() == ":" or len(line.get_xydata()) == 3
     ]
     assert np.asarray(ideal.get_ydata()).tolist() == pytest.approx([9.9, 9.9, 9.9])
+
+
+def test_published_times_are_laid_under_ones_own_times_beside_throughput(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        ("caltech256", "A100", n, metric, value, unit)
+        for n in (1, 2, 4)
+        for metric, value, unit in (("throughput", 100 * n, ""), ("epoch_time", 120 / n + 4, "s"))
+    ]
+    path = log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,metric,value,unit", lines)
+    drawn = figures_of([path], tmp_path / "out", "--reference", "caltech256_lab")
+    assert "A100 GPUs: 1 ranks 124, 2 ranks 64, 4 ranks 34 s" in drawn["time"]
+    assert "caltech256 on T4 GPUs (published): 2 ranks 209, 4 ranks 81 s" in drawn["time"]
+    assert not any("(published)" in drawn[name] for name in ("throughput", "efficiency"))
+    assert "published table" not in capsys.readouterr().err
+    assert "time" not in figures_of([path], tmp_path / "without"), "by itself it is fitted by its throughput"
+
+
+def test_a_published_table_that_has_nothing_in_common_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [("caltech256", "A100", n, "throughput", 100 * n) for n in (1, 2, 4)]
+    path = log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,metric,value", lines)
+    drawn = figures_of([path], tmp_path / "out", "--reference", "caltech256_lab")
+    assert not any("(published)" in alt for alt in drawn.values())
+    said = (
+        "Nothing of the published table could be laid under the figures: it has epoch_time, and they show throughput."
+    )
+    assert said in capsys.readouterr().err.splitlines()
+    assert said in (tmp_path / "out" / "report.html").read_text()
+    assert said.replace("_", "\\_") in (tmp_path / "out" / "report.md").read_text()
