@@ -121,7 +121,7 @@ def _check_targets(paths: Iterable[Path]) -> None:
 def write(contents: Mapping[Path, bytes], out: Path) -> None:
     """Write each file aside first and rename all of them only when all are on disk.
 
-    Figures of an earlier report in `out` that are not written now are removed: they would be taken for this one's.
+    Figures that the report before in `out` shows and this one does not are removed: they would be taken for this one's.
 
     Raises:
         UserError: a folder or file cannot be written; nothing of this report is left behind then.
@@ -130,7 +130,7 @@ def write(contents: Mapping[Path, bytes], out: Path) -> None:
     aside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
     folders = dict.fromkeys(folder for path in contents for folder in reversed(path.parents))
     new = [folder for folder in folders if not folder.exists()]
-    path, done = out, False
+    path, done, before = out, False, _shown(out)
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,6 +149,16 @@ def write(contents: Mapping[Path, bytes], out: Path) -> None:
         for folder in () if done else reversed(new):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-    for path in (out / FIGURES).glob("*"):
-        if path not in contents and path.is_file() and FIGURE_FILES.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for path in before - contents.keys():
+        path.unlink(missing_ok=True)
+
+
+def _shown(out: Path) -> set[Path]:
+    """Figures of the report in `out`. Others that lie beside them are the user's own, whatever they are called."""
+    try:
+        text = (out / MARKDOWN).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    stems = {Path(name).stem for name in re.findall(rf"\]\({FIGURES}/([^/)]+)\)", text)}
+    files = (out / FIGURES / f"{stem}{suffix}" for stem in stems for suffix in (".png", ".svg"))
+    return {path for path in files if FIGURE_FILES.fullmatch(path.name) and path.is_file()}

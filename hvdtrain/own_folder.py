@@ -42,5 +42,15 @@ def own_folder(asked: Path, say: Callable[[str], None], *training: object, numbe
     return folder
 
 
+def left_behind(asked: Path | None, folder: Path | None) -> str:
+    """What to tell a loop that found nothing in its `folder`, when it `asked` for one that holds another training's checkpoints."""
+    if asked is None or folder is None or folder == asked or not any(asked.glob("*.json")):
+        return ""
+    return (
+        f"nothing is saved in {folder}, so this training begins with the model as it is. {asked} belongs to another training of "
+        "this process, with an optimizer or loader of its own; to go on from there, give those of that training, or start a process"
+    )
+
+
 def _numbered(folder: Path, number: int) -> Path:
     return folder if number == 1 else Path(f"{folder}-{number}")

@@ -113,7 +113,7 @@ def legend(axes: Axes, handles: Sequence[Any] | None = None, loc: str = "best", 
     room, before = found.get_window_extent().height / figure.dpi + 0.05, float(figure.bbox.height / figure.dpi)
     # In inches the axes stay as they were.
     box, height = axes.get_position(), before + room
-    axes.get_figure(root=True).set_size_inches(WIDTH, height)  # type: ignore[union-attr]
+    figure.set_size_inches(WIDTH, height)  # type: ignore[union-attr]
     axes.set_position((box.x0, (box.y0 * before + room) / height, box.width, box.height * before / height))
 
 

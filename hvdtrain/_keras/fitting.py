@@ -23,6 +23,7 @@ from hvdtrain._keras.optimizer import (
     is_distributed,
     is_upstreams,
 )
+from hvdtrain._keras.others import knows_ranks
 from hvdtrain._keras.start import gather_objects, world
 from hvdtrain._keras.training import BeforeOthers, Training
 from hvdtrain.errors import UserError
@@ -269,7 +270,7 @@ def _others(given: list[Any], ours: Training) -> list[Any]:
 def _on_rank_zero_only(callback: Any) -> bool:
     """Of Keras' writers, or derived from one and not marked as one that knows of ranks."""
     kind = type(callback)
-    if not _names(callback) & _WRITERS or getattr(callback, "on_all_ranks", False):
+    if not _names(callback) & _WRITERS or knows_ranks(callback):
         return False
     if world().rank == 0 and any(name.startswith("on_") for name in vars(kind)) and kind.__name__ not in _WRITERS:
         print(

@@ -12,12 +12,25 @@ import numpy as np
 _NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
 
 
-def learned(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Counters, best values and best weights, by callback."""
-    return {name: _plain_attributes(callback) for name, callback in _named(callbacks)}
+#: By callback and attribute.
+Learned = dict[str, dict[str, Any]]
 
 
-def restore(callbacks: Sequence[Any], values: dict[str, dict[str, Any]]) -> None:
+def learned(callbacks: Sequence[Any], here: bool = False) -> Learned:
+    """Counters, best values and best weights.
+
+    Args:
+        here: of those that know of ranks (`on_all_ranks`), which have a state of their own on each; else of all others.
+    """
+    return {name: _plain_attributes(each) for name, each in _named(callbacks) if knows_ranks(each) is here}
+
+
+def knows_ranks(callback: Any) -> bool:
+    """Whether a callback says so."""
+    return bool(getattr(callback, "on_all_ranks", False))
+
+
+def restore(callbacks: Sequence[Any], values: Learned) -> None:
     """From `learned`."""
     for name, callback in _named(callbacks):
         for key, value in values.get(name, {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hvdtrain._keras import checkpoints as files
 from hvdtrain._keras import state
 from hvdtrain._keras.start import gather_objects, sum_over_ranks, world
 from hvdtrain.errors import UserError
+from hvdtrain.own_folder import left_behind, place
 
 
 class Checkpoints:
@@ -35,6 +37,7 @@ class Checkpoints:
 
     def __init__(self, model: Any, optimizer: Any, folder: Path | str | None = None, *, keep: int = 2) -> None:
         self._model, self._optimizer = model, optimizer
+        self._asked = place(folder)
         self._files = files.Checkpoints(files.folder_for(folder, model, optimizer), keep)
         self._saved = 0
         stop.watch_always()
@@ -50,6 +53,8 @@ class Checkpoints:
         state.broadcast(self._model, self._optimizer)
         content = self._files.load()
         if content is None:
+            if world().rank == 0 and (told := left_behind(self._asked, self._files.folder)):
+                warnings.warn(told, stacklevel=2)
             return 0
         if content["consumed"]:
             raise UserError(

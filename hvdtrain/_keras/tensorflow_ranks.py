@@ -2,12 +2,14 @@
 
 In a graph each gradient is sent by itself, as soon as it is computed, so that sending hides behind the rest of the backward pass;
 Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all go as one group.
+
+In a graph the scope would be part of a message's name, and that of an optimizer may be another on each rank ("sgd", "sgd_1"), so it
+is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,15 +47,13 @@ class HorovodRanks:
         self.controller = "mpi" if hvd.mpi_enabled() else "gloo"
 
     def sum(self, tensor: Any, name: str) -> Any:
-        with _own_scope():
-            return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=f"hvdtrain.{name}")
+        return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=f"hvdtrain.{name}", ignore_name_scope=True)
 
     def average(self, grads: list[Any], names: list[str], control: Any, compression: str) -> tuple[list[Any], Any]:
         hvd = self._hvd
         sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
         if not tf.executing_eagerly() or compression == "bf16" or sparse:
-            with _own_scope():
-                return _average_and_sum(hvd, grads, names, control, compression)
+            return _average_and_sum(hvd, grads, names, control, compression)
         sent = [_compressed(grad, compression) for grad in grads]
         # One group has one operation: the control's average times the size is its sum.
         *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
@@ -84,11 +84,6 @@ class HorovodRanks:
             variable.assign(np.frombuffer(received.tobytes(), raw.dtype).reshape(raw.shape))
 
 
-def _own_scope() -> AbstractContextManager[Any]:
-    """In a graph the scope is part of a message's name, and that of an optimizer may be another on each rank ("sgd", "sgd_1")."""
-    return nullcontext() if tf.executing_eagerly() else tf.name_scope("hvdtrain/")
-
-
 def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any, form: str) -> tuple[list[Any], Any]:
     """Averages, each gradient sent by itself, and the sum of `control`, which travels behind the smallest of them.
 
@@ -104,7 +99,7 @@ def _average_and_sum(hvd: Any, grads: list[Any], names: list[str], control: Any,
         and grad.shape.is_fully_defined()
     }
     if not sizes:
-        control = hvd.allreduce(control, op=hvd.Average, name=f"hvdtrain.control.{names[0]}")
+        control = hvd.allreduce(control, op=hvd.Average, name=f"hvdtrain.control.{names[0]}", ignore_name_scope=True)
         return _average_each(hvd, grads, names, form), control * hvd.size()
     carrier = min(sizes, key=lambda index: (sizes[index], index))
     own = grads[carrier]
@@ -139,15 +134,18 @@ def _average_each(hvd: Any, grads: list[Any], names: list[str], form: str) -> li
     return [
         _average_sparse(hvd, grad, name)
         if isinstance(grad, tf.IndexedSlices)
-        else tf.cast(hvd.allreduce(_compressed(grad, form), op=hvd.Average, name=f"hvdtrain.{name}"), grad.dtype)
+        else tf.cast(
+            hvd.allreduce(_compressed(grad, form), op=hvd.Average, name=f"hvdtrain.{name}", ignore_name_scope=True),
+            grad.dtype,
+        )
         for grad, name in zip(grads, names, strict=True)
     ]
 
 
 def _average_sparse(hvd: Any, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     """Rows of all ranks, each divided by their number: what one rank has whose batch is the union."""
-    values = hvd.allgather(grad.values, name=f"hvdtrain.{name}.values") / hvd.size()
-    indices = hvd.allgather(grad.indices, name=f"hvdtrain.{name}.indices")
+    values = hvd.allgather(grad.values, name=f"hvdtrain.{name}.values", ignore_name_scope=True) / hvd.size()
+    indices = hvd.allgather(grad.indices, name=f"hvdtrain.{name}.indices", ignore_name_scope=True)
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
@@ -163,10 +161,15 @@ def _average_bf16(hvd: Any, grads: list[Any], name: str) -> list[Any]:
     part = -(-length // size)
     padded = tf.pad(flat, [[0, part * size - length]])
     received, _ = hvd.alltoall(
-        tf.bitcast(padded, tf.uint16), splits=tf.repeat(part, size), name=f"hvdtrain.bf16.scatter.{name}"
+        tf.bitcast(padded, tf.uint16),
+        splits=tf.repeat(part, size),
+        name=f"hvdtrain.bf16.scatter.{name}",
+        ignore_name_scope=True,
     )
     total = tf.reduce_sum(tf.cast(tf.bitcast(tf.reshape(received, [size, part]), tf.bfloat16), tf.float32), 0)
     mine = tf.bitcast(tf.cast(total / size, tf.bfloat16), tf.uint16)
-    gathered = tf.bitcast(hvd.allgather(mine, name=f"hvdtrain.bf16.gather.{name}"), tf.bfloat16)[:length]
+    gathered = tf.bitcast(
+        hvd.allgather(mine, name=f"hvdtrain.bf16.gather.{name}", ignore_name_scope=True), tf.bfloat16
+    )[:length]
     parts = tf.split(gathered, [tf.size(grad) for grad in grads])
     return [tf.cast(tf.reshape(each, tf.shape(grad)), grad.dtype) for each, grad in zip(parts, grads, strict=True)]

@@ -129,6 +129,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
         others.restore(self.others, content["callbacks"])
+        if len(ranks) == world().size:
+            others.restore(self.others, ranks[world().rank].get("callbacks", {}))
 
     # --- one epoch ---
 
@@ -324,7 +326,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "history": self.history,
             "callbacks": others.learned(self.others),
         }
-        own = {**state.own_state(self.model), **self._optimizers.accumulated()}
+        own = {
+            **state.own_state(self.model),
+            **self._optimizers.accumulated(),
+            "callbacks": others.learned(self.others, here=True),
+        }
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
         self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
 

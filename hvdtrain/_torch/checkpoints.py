@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,7 +22,7 @@ from hvdtrain._torch.loader import TrainLoader
 from hvdtrain._torch.payload import AgreedCheckpointError
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
-from hvdtrain.own_folder import own_folder, place
+from hvdtrain.own_folder import left_behind, own_folder, place
 
 _VERSION = 1
 #: Between the name of a further model and that of its buffer.
@@ -95,7 +96,7 @@ class Checkpoints:
         states: Mapping[str, Stateful] | None = None,
         watch: bool = True,
     ) -> None:
-        asked = place(folder)
+        self._asked = asked = place(folder)
         # One that is made again for the same loop goes on with what was saved.
         chosen = own_folder(asked, _say, optimizer, loader) if asked is not None else None
         self.store = Store(chosen, keep) if chosen is not None else None
@@ -210,6 +211,8 @@ class Checkpoints:
         if problem:
             raise AgreedCheckpointError(problem)
         if content is None:
+            if world().rank == 0 and (told := left_behind(self._asked, self.store.folder)):
+                warnings.warn(told, stacklevel=2)
             return 0
         return self._restore(payload.read(content, path), path)
 

@@ -96,8 +96,10 @@ def test_figures_of_the_report_before_do_not_stay(tmp_path: Path) -> None:
     first = {path.name for path in (out / "figures").iterdir()}
     assert "1-throughput.svg" in first
     assert all(FIGURE_FILES.fullmatch(name) for name in first)
-    (out / "figures" / "my-own.png").write_text("mine")
+    # The second has a name of ours, but is of no report.
+    for name in ("my-own.png", "phases.png"):
+        (out / "figures" / name).write_text("mine")
     assert main(["report", str(table(tmp_path / "own.csv")), "--out", str(out)]) == 0
     names = {path.name for path in (out / "figures").iterdir()}
     assert not names & first
-    assert {"throughput.svg", "throughput.png", "my-own.png"} <= names
+    assert {"throughput.svg", "throughput.png", "my-own.png", "phases.png"} <= names

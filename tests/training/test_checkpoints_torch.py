@@ -132,4 +132,8 @@ def test_one_folder_is_one_trainings_and_false_is_none(
         assert checkpoints.store is not None
         assert checkpoints.store.folder == Path(f"kept-{number}")
         assert "for another training of this process has kept" in capsys.readouterr().err
+        with pytest.warns(
+            UserWarning, match=f"nothing is saved in kept-{number}, so this training begins with the model as it is"
+        ):
+            assert checkpoints.resume() == 0
     assert ht.Checkpoints(model, optimizer, folder=False).store is None

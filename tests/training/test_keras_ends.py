@@ -96,16 +96,18 @@ def test_a_training_that_was_ended_does_not_end_the_next_one(backend: str, tmp_p
 
 
 ALONE = """
+accumulated = int(sys.argv[1]) or None
 if world.rank == 0:
-    model_of().summary()
-model = model_of()
+    model_of(accumulated=accumulated).summary()
+model = model_of(accumulated=accumulated)
 model.fit(hk.loader(x, y, batch_size=4), epochs=1, callbacks=hk.callbacks(), verbose=0)
 """
 
 
 @pytest.mark.ranks
-def test_a_rank_may_make_an_optimizer_for_itself(tmp_path: Path) -> None:
-    ended = run(2, ALONE, tmp_path)
+@pytest.mark.parametrize("accumulated", [0, 4])
+def test_a_rank_may_make_an_optimizer_for_itself(accumulated: int, tmp_path: Path) -> None:
+    ended = run(2, ALONE, tmp_path, accumulated)
     assert ended.status == 0, ended.err
 
 
@@ -130,6 +132,29 @@ def test_what_is_derived_from_a_callback_that_writes_does_so_on_one_rank(tmp_pat
     ended = run(2, WRITES, tmp_path, tmp_path / "everywhere", "all")
     assert ended.status == 0, ended.err
     assert sorted((tmp_path / "everywhere").read_text()) == sorted("0\n0\n1\n1\n")
+
+
+OWN = """
+class Mine(keras.callbacks.CSVLogger):
+    on_all_ranks = True
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{world.rank} {self.name}\\n")
+        if epoch == 0 and world.rank == 0 and len(open(sys.argv[1]).readlines()) <= 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+mine = Mine(os.devnull)
+mine.name = f"of rank {world.rank}"
+model_of().fit(hk.loader(x, y, batch_size=4), epochs=2, callbacks=[mine, *hk.callbacks()], verbose=0)
+"""
+
+
+@pytest.mark.ranks
+def test_a_callback_that_knows_of_ranks_keeps_its_own_state_over_a_restart(tmp_path: Path) -> None:
+    assert run(2, OWN, tmp_path, tmp_path / "written").status == 75
+    ended = run(2, OWN, tmp_path, tmp_path / "written")
+    assert ended.status == 0, ended.err
+    assert sorted((tmp_path / "written").read_text().splitlines()) == ["0 of rank 0"] * 2 + ["1 of rank 1"] * 2
 
 
 STATISTICS = """
