@@ -62,7 +62,7 @@ class Horovod:
 
     def start_allreduce(self, tensor: torch.Tensor, name: str, average: bool) -> Flight:
         # In a step this is called for each gradient, and `hvd.allreduce_async_`, which puts the name of the compiled function
-        # together each time, would take three times as long (36 instead of 12 us on an AMD EPYC).
+        # together each time, would take half as long again (`bench/calls.py`).
         kind = tensor.dtype, tensor.is_cuda
         if (start := self._allreduce.get(kind)) is None or not tensor.is_contiguous():
             # Refuses what cannot be sent.
