@@ -10,8 +10,6 @@ from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.optimizer import Synchronization, is_distributed, synchronization
 from hvdtrain.errors import UserError
 
-_ELSEWHERE = "Train in another folder, or move its checkpoints away"
-
 
 class Optimizers:
     """What `fit` does to all of them alike.
@@ -44,9 +42,8 @@ class Optimizers:
     def begin(self, steps: int | None) -> None:
         """Give all ranks rank 0's state, and warm-ups the length of an epoch in `steps` of `fit`, where that is known."""
         for each in self._all:
-            inner = _inner(each)
             if steps:
-                known = synchronization(inner)
+                known = inner_state(each)
                 known.steps_per_epoch = known.steps_per_epoch or steps / accumulated_in(each)
         state.broadcast(self._model)
         for each in self.further:
@@ -54,12 +51,13 @@ class Optimizers:
             if each.built:
                 state.broadcast(self._model, each)
 
-    def saved(self) -> list[dict[str, Any]]:
-        """Of the further ones: the same on every rank."""
+    def saved(self) -> dict[str, Any]:
+        """With the weights, for a checkpoint: what is the same on every rank."""
         if late := [each for each in self._unbuilt if each.built]:
             self._unbuilt = []
             warnings.warn(f"the checkpoints of this training need a mended script: {_unbuilt(late[0])}", stacklevel=2)
-        return [state.shared_by(each) for each in self.further]
+        shared = state.shared_state(self._model, self._model.optimizer)
+        return {**shared, "further": [state.shared_by(each) for each in self.further]}
 
     def accumulated(self) -> dict[str, Any]:
         """Gradients that this rank has added up towards the next update of each."""
@@ -69,7 +67,7 @@ class Optimizers:
         }
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Weights too, from a checkpoint.
+        """From `saved`, and each rank's `accumulated`.
 
         Raises:
             UserError: it is of another model or other optimizers, or one of these has no variables yet.
@@ -83,7 +81,7 @@ class Optimizers:
         if len(saved) != len(self.further):
             raise UserError(
                 f"the checkpoint is of a model with {len(saved)} optimizers besides the one it was compiled with, this one has "
-                f"{len(self.further)}. {_ELSEWHERE}"
+                f"{len(self.further)}. Train in another folder, or move its checkpoints away"
             )
         for index, (each, values) in enumerate(zip(self.further, saved, strict=True)):
             # One that is never used has none before and after.

@@ -10,8 +10,6 @@ import numpy as np
 
 # Attributes that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
 _NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
-
-
 #: By callback and attribute.
 Learned = dict[str, dict[str, Any]]
 

@@ -123,9 +123,8 @@ class TensorFlowWire:
             averaged, control = self._ranks.average(grads, names, control, self._compression)
         self._control.assign(control)
         self._mark("reduce_ended", averaged)
-        self._add_marks(
-            "reduce_began", "reduce_ended"
-        )  # by themselves: an update may be under a condition, in a graph of its own
+        # By themselves: an update may be under a condition, in a graph of its own.
+        self._add_marks("reduce_began", "reduce_ended")
         return self._add_norms(grads, averaged)
 
     def agreed_finite(self, finite: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any, NoReturn
 
 import keras
 
-from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._keras import others, state
 from hvdtrain._keras.backends import agreed_by
@@ -19,7 +17,8 @@ from hvdtrain._keras.further import Optimizers, accumulated_in, inner_state
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.monitor import Monitor
 from hvdtrain._keras.replicas import check as check_replicas
-from hvdtrain._keras.start import gather_objects, in_process, replicas, session, sum_over_ranks, world
+from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
+from hvdtrain._keras.told import note_settings, show_rates
 from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.record import EpochLog
 
@@ -97,40 +96,28 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             wire.reset_times()
         self._ends = False
         if record.run_dir() is not None and world().rank == 0:
-            batch = self.loader.batch_size // in_process() if self.loader is not None else None
-            record.note(batch_size=batch, precision=_precision(self.model))
+            note_settings(self.model, self.loader)
             if not self.over:
                 # What stands there from its first epoch on will be trained again; a finished `fit` leaves it to a later one.
                 first = self.epochs_before + self.done + 1
                 self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
-        self._show_rates(inner)
+        show_rates(inner, self.params["epochs"])
         self._function = self.model.train_function
         self.model.train_function = self._run_step
-
-    def _show_rates(self, inner: Any) -> None:
-        """Print the rates to come, and note them for the report. A schedule of Keras is known step by step only."""
-        if world().rank != 0 or inner.base_rate is None:
-            return
-        size, epochs = replicas(), self.params["epochs"]
-        plan = rates.table(inner.base_rate, inner.rule, size, epochs, warmup_epochs=inner.warmup_epochs)
-        record.note(lr_table=[dataclasses.astuple(row) for row in plan])
-        print(f"hvdtrain: learning rate ({inner.base_rate:g} for one rank, rule {inner.rule}, {size} ranks):")
-        for line in rates.describe(plan):
-            print(f"hvdtrain: {line}", flush=True)
 
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
         self._optimizers.restore(content)
         ranks = content["ranks"]
         if len(ranks) == world().size:
-            state.restore_own(self.model, ranks[world().rank])
+            own = ranks[world().rank]
+            state.restore_own(self.model, own)
+            others.restore(self.others, own.get("callbacks", {}))  # an earlier version kept none of a rank's own
         elif inner.steps_per_epoch and "steps_before" not in content:
             # From an earlier version.
             iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
         others.restore(self.others, content["callbacks"])
-        if len(ranks) == world().size:
-            others.restore(self.others, ranks[world().rank].get("callbacks", {}))
 
     # --- one epoch ---
 
@@ -317,8 +304,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if self.checkpoints.folder is None:
             return
         content = {
-            **state.shared_state(self.model, self.model.optimizer),
-            "further": self._optimizers.saved(),
+            **self._optimizers.saved(),
             "epoch": epoch,
             "consumed": consumed,
             "stopped_early": stopped_early,
@@ -345,9 +331,3 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The rate of the last step."""
         self._training.before_others()
-
-
-def _precision(model: Any) -> str:
-    names = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16", "float32": "fp32"}
-    policy = str(model.dtype_policy.name)
-    return names.get(policy, policy)

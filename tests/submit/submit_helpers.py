@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 TOY = '''
 """Writes epochs as a real job does; what it does beside that is asked for by its options."""
@@ -48,6 +49,19 @@ Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 def command(*arguments: str) -> list[str]:
     """The real command line."""
     return [sys.executable, "-m", "hvdtrain.submit", *arguments]
+
+
+def hvdtrain_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m hvdtrain ARGUMENTS` there."""
+    return subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *arguments],
+        cwd=folder,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def heed_signals() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from submit_helpers import TOY, Submit, plain_environment
+from submit_helpers import TOY, Submit, hvdtrain_in, plain_environment
 
 import hvdtrain
 from hvdtrain import record
@@ -20,36 +20,25 @@ from hvdtrain.submit import status
 from hvdtrain.submit.lock import StudyLock
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hvdtrain", *arguments],
-        cwd=folder,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_version(tmp_path: Path) -> None:
-    assert run(tmp_path, "--version").stdout == f"hvdtrain {hvdtrain.__version__}\n"
+    assert hvdtrain_in(tmp_path, "--version").stdout == f"hvdtrain {hvdtrain.__version__}\n"
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    done = run(tmp_path, "--help")
+    done = hvdtrain_in(tmp_path, "--help")
     assert done.returncode == 0
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
 
 
 def test_no_command(tmp_path: Path) -> None:
-    done = run(tmp_path)
+    done = hvdtrain_in(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "hvdtrain COMMAND [options]" in done.stderr
 
 
 def test_an_unknown_command(tmp_path: Path) -> None:
-    done = run(tmp_path, "sumbit", "--gpus", "2")
+    done = hvdtrain_in(tmp_path, "sumbit", "--gpus", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith('error: there is no command "sumbit"; the commands are submit, ')
     assert done.stderr.endswith('did you mean "submit"?\n')
@@ -61,7 +50,7 @@ def test_submit_is_the_same_as_the_module(room: Path) -> None:
     expected = subprocess.run(
         module, cwd=room, env=plain_environment(), capture_output=True, text=True, check=True
     ).stdout
-    assert run(room, "submit", *arguments).stdout == expected != ""
+    assert hvdtrain_in(room, "submit", *arguments).stdout == expected != ""
 
 
 def test_a_user_error_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +125,6 @@ def test_status_of_a_damaged_record(study: Path, capsys: pytest.CaptureFixture[s
 def test_status_of_a_real_study(submit: Submit, room: Path) -> None:
     assert "record.begin" in TOY
     assert submit("--gpus", "1").returncode == 0
-    done = run(room, "status", "toy")
+    done = hvdtrain_in(room, "status", "toy")
     assert done.returncode == 0
     assert re.search(r"^n1 +completed +2/2 ", done.stdout, re.MULTILINE)

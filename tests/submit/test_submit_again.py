@@ -9,22 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from submit_helpers import Submit, command, heed_signals, plain_environment
+from submit_helpers import Submit, command, heed_signals, hvdtrain_in, plain_environment
 
 from hvdtrain import record
 from hvdtrain.submit.lock import StudyLock
-
-
-def again(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hvdtrain", *arguments],
-        cwd=folder,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def status(folder: Path) -> str:
@@ -50,7 +38,7 @@ def test_a_cell_of_an_earlier_request_is_tried_again(submit: Submit, room: Path)
     stamp = (study / "n1-s5" / "result.json").read_bytes()
     asked = requests(room)
     repair(room)
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert (done.returncode, done.stderr) == (0, "")
     assert [status(study / name) for name in ("n1-fail-at2", "n1-fail-at1")] == ["completed"] * 2
     assert (study / "n1-s5" / "result.json").read_bytes() == stamp
@@ -59,7 +47,7 @@ def test_a_cell_of_an_earlier_request_is_tried_again(submit: Submit, room: Path)
         [*options, "fail-at=2", "--retry-failed"],
         [*options, "fail-at=1", "--retry-failed", "--", "--width", "9"],
     ], "what has nothing to do is not given again"
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert (done.returncode, done.stdout) == (0, "nothing to retry: no cell failed\n")
     assert len(requests(room)) == len(asked) + 2
 
@@ -76,7 +64,7 @@ def test_a_request_that_is_no_longer_legal_does_not_hold_up_the_others(submit: S
     assert submit("--gpus", "1", "--set", "fail-at=2").returncode == 1
     elsewhere.rename(room / "moved")
     repair(room)
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"error: {elsewhere}: No such file or directory" in done.stderr
@@ -89,7 +77,7 @@ def test_a_study_in_use_is_said_once(submit: Submit, room: Path) -> None:
     for seed in ("1,", "2,"):
         assert submit("--gpus", "1", "--seeds", seed).returncode == 0
     with StudyLock(room / "runs" / "toy"):
-        done = again(room, "retry", "toy")
+        done = hvdtrain_in(room, "retry", "toy")
     assert done.returncode == 2
     assert done.stderr.count("is in use by another submit") == 1
 
@@ -128,8 +116,8 @@ def test_a_stop_is_one_of_all_requests(submit: Submit, room: Path, again_by: str
     assert (process.returncode, err) == (1, "")
     assert out.count("stopped; ") == out.count(says) == 1
     assert not (second / "epochs.jsonl").exists()
-    assert again(room, "resume", "toy").returncode == 0
-    assert again(room, again_by, "toy").returncode == 0
+    assert hvdtrain_in(room, "resume", "toy").returncode == 0
+    assert hvdtrain_in(room, again_by, "toy").returncode == 0
     assert (status(first), status(second)) == ("completed", "completed")
 
 
@@ -137,13 +125,13 @@ def test_a_cell_of_several_requests_is_tried_once(submit: Submit, room: Path) ->
     for seeds in ("1,", "1,2", "1,2,3"):
         assert submit("--gpus", "1", "--set", "fail-at=1", "--seeds", seeds).returncode == 1
     asked = len(requests(room))
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert (done.returncode, done.stderr) == (1, "")
     study = room / "runs" / "toy"
     folders = [study / f"n1-fail-at1-s{seed}" for seed in (1, 2, 3)]
     assert [len(list((folder / "attempts").iterdir())) for folder in folders] == [1, 1, 1]
     assert len(requests(room)) == asked + 3, "each had a cell that no earlier one has"
-    again(room, "retry", "toy")
+    hvdtrain_in(room, "retry", "toy")
     assert [len(list((folder / "attempts").iterdir())) for folder in folders] == [2, 2, 2]
 
 
@@ -155,11 +143,11 @@ def test_retry_leaves_to_resume_what_did_not_fail(submit: Submit, room: Path) ->
         record.write_json(folder / "result.json", {"status": how, "reason": "", "exit_code": 1})
     for name in ("result.json", "running.json", "epochs.jsonl"):
         (unrun / name).unlink(missing_ok=True)
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 to run" in done.stdout
     assert [status(folder) for folder in (stopped, unrun, failed)] == ["cancelled", "None", "completed"]
-    done = again(room, "retry", "toy")
+    done = hvdtrain_in(room, "retry", "toy")
     assert (done.returncode, done.stdout) == (0, "nothing to retry: no cell failed\n")
-    assert again(room, "resume", "toy").returncode == 0
+    assert hvdtrain_in(room, "resume", "toy").returncode == 0
     assert [status(folder) for folder in (stopped, unrun)] == ["completed"] * 2
