@@ -170,6 +170,8 @@ class TensorFlowWire:
 
         due = tf.equal(self._reductions.assign_add(1) % NORM_EVERY, 0)
         passed: list[Any] = tf.cond(due, add, lambda: averaged)
+        if self._on_cpu:
+            _in_one_operation(passed[0])
         return passed
 
     def reset_times(self) -> None:
@@ -193,6 +195,20 @@ class TensorFlowWire:
                 "optimizer": self._ended - times["gradients"] - allreduce,
             }
         return found
+
+
+def _in_one_operation(result: Any) -> None:
+    """The condition that gives `result` calls its branch.
+
+    By default TensorFlow puts both branches into the graph, with a switch in front of each tensor and a merge behind it: 7 % of a
+    small step. On a GPU the branch would have to run there as a whole, and what it adds to is in the host's memory.
+    """
+    if tf.executing_eagerly():
+        return
+    found = result.op
+    while found.type not in ("If", "StatelessIf"):
+        found = found.inputs[0].op
+    found._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))
 
 
 def _square(tensors: list[Any]) -> Any:

@@ -64,14 +64,17 @@ def trained(how):
         mine = [data[step] for step in range(5)]
         whole = [np.concatenate(parts) for parts in zip(*mine)]
         data = tf.data.Dataset.from_tensor_slices(tuple(whole)).batch(4)
-    used.clear()
+    used.clear(), compiled.clear()
     history = model.fit(data, epochs=1, callbacks=hk.callbacks(checkpoints=False), verbose=0, **options)
     return used[:], history.history, model.get_weights()
 
-used = []
-made = tensorflow_step.Step.__call__
+used, compiled = [], []
+made, compile = tensorflow_step.Step.__call__, tensorflow_step.Step._compile
 tensorflow_step.Step.__call__ = lambda self, *given: used.append(given[1]) or made(self, *given)
+tensorflow_step.Step._compile = lambda self, *given: compiled.append(compile(self, *given)) or compiled[-1]
 ours, logs, weights = trained("ours")
+conditions = [each for each in compiled[0].graph.get_operations() if each.type == "If"]
+assert [each.get_attr("_lower_using_switch_merge") for each in conditions] == [False], "that of the norms, as one operation"
 assert ours == [*range(len(hk.loader(x, y, batch_size=4)))], ours
 possible, tensorflow_backend.possible = tensorflow_backend.possible, lambda *given: False
 keras_own, expected_logs, expected = trained("keras")
