@@ -55,7 +55,7 @@ def machine(*names: str) -> str:
 def steps(figure: Figure) -> str:
     """How much longer a step takes by hand, and with each framework's own way."""
     axes = figure.subplots(1, 2)
-    blocks = [("PyTorch", "step_torch_blocks"), ("Keras", "step_keras_blocks"), ("Keras", "step_keras_blocks_4_ranks")]
+    blocks = [("PyTorch", "step_torch_blocks"), ("Keras", "step_keras_blocks_cnn"), ("Keras", "step_keras_blocks_mlp")]
     rivals = [
         ("PyTorch", "step_torch", "DDP"),
         ("PyTorch", "step_torch_4_ranks", "DDP"),
