@@ -94,6 +94,8 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _update(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        if not count:
+            return
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -116,20 +118,24 @@ class _Normalise(Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         reduced = [axis for axis in range(input.dim()) if axis != 1]
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        variance, mean = torch.var_mean(wide, reduced, correction=0)
+        if input.numel():
+            variance, mean = torch.var_mean(wide, reduced, correction=0)
+        else:  # nothing has no mean, and 0 times what is no number is none
+            variance = mean = wide.new_zeros(input.shape[1])
         count = wide.new_tensor([input.numel() // input.shape[1] if counts else 0])
         own = torch.cat([count, mean, variance]).double().unsqueeze(0)
         with session().waiting():
             every = collectives().wait(collectives().start_allgather(own, f"{name} forward"))
         sizes, (means, variances) = every[:, :1], every[:, 1:].chunk(2, dim=1)
         total = sizes.sum()
-        mean = (sizes * means).sum(0) / total
-        variance = (sizes * (variances + (means - mean) ** 2)).sum(0) / total
+        divisor = total.clamp(min=1)
+        mean = (sizes * means).sum(0) / divisor
+        variance = (sizes * (variances + (means - mean) ** 2)).sum(0) / divisor
         shape = (1, -1, *[1] * (input.dim() - 2))
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
         normalised = (wide - mean.to(wide.dtype).view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normalised, inverse)
-        ctx.name, ctx.reduced, ctx.total, ctx.counts = name, reduced, float(total), counts
+        ctx.name, ctx.reduced, ctx.total, ctx.counts = name, reduced, float(divisor), counts
         ctx.mark_non_differentiable(mean, variance, total)
         return normalised.to(input.dtype), mean, variance, total
 

@@ -307,9 +307,11 @@ def _rescale_scheduler(state: Stateful, changed: Mapping[int, list[float]]) -> N
     """
     for part in getattr(state, "_schedulers", ()):
         _rescale_scheduler(part, changed)
-    begun, factors = getattr(state, "base_lrs", None), changed.get(id(getattr(state, "optimizer", None)))
-    if begun is not None and factors is not None:
-        state.base_lrs = [rate * factor for rate, factor in zip(begun, factors, strict=True)]  # type: ignore[attr-defined]
+    factors = changed.get(id(getattr(state, "optimizer", None)))
+    for name in ("base_lrs", "max_lrs"):
+        rates = getattr(state, name, None)
+        if rates is not None and factors is not None:
+            setattr(state, name, [rate * factor for rate, factor in zip(rates, factors, strict=True)])
 
 
 def _say(text: str) -> None:

@@ -34,7 +34,8 @@ def evaluate(
         precision = Precision(precision, world().device)
     average_statistics(model)
     meter = Meter()
-    was_training = model.training
+    # Each module's own: a part may be frozen.
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
@@ -50,7 +51,9 @@ def evaluate(
                 meter.count_hits(output, target, samples)
                 session().progress("validation")
     finally:
-        model.train(was_training)
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)
     mean_loss, accuracy, _ = meter.over_ranks()
     return mean_loss, accuracy
 

@@ -16,7 +16,7 @@ from hvdtrain._torch import stand_in
 from hvdtrain._torch.collectives import Flight
 from hvdtrain._torch.rows import at_once, samples_of
 from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
-from hvdtrain._torch.workers import Seeded, Worker, seed_from
+from hvdtrain._torch.workers import Drawing, Seeded, Worker, seed_from
 from hvdtrain.data.shard import epoch_order
 from hvdtrain.errors import UserError
 
@@ -70,12 +70,13 @@ class JoinLoader:
         """One epoch, which ends on all ranks at once."""
         number = self.epoch
         self.epoch += 1
-        own = iter(self._data(number))
+        own, skip = self._own(number)
         if not self._skip:
             self._consumed = self._batches = 0
         last: Any = None
-        for _ in range(self._skip):
+        for _ in range(skip):
             last = next(own, last)  # a rank that is through already gives it again
+            session().progress("data")
         self._skip = 0
         self._under_way, self._broken_off = True, False
         try:
@@ -121,19 +122,23 @@ class JoinLoader:
         with session().waiting():
             return int(collectives().wait(flight).item())
 
-    def _data(self, number: int) -> DataLoader[Any]:
+    def _own(self, number: int) -> tuple[Iterator[Any], int]:
+        """This rank's batches of an epoch, and how many of them were given before; without an order all have to be read again."""
         options, seeds = {"generator": torch.Generator(), **self._options}, (self.seed, number, world().rank)
         if options.get("num_workers"):
             options["worker_init_fn"] = Worker(options.get("worker_init_fn"), seeds if self._iterable else ())
         if self._iterable:
-            return DataLoader(self.dataset, batch_size=self.batch_size, **options)
+            data = DataLoader(self.dataset, batch_size=self.batch_size, **options)
+            return iter(data) if options.get("num_workers") else Drawing(data, seed_from(*seeds)), self._skip
         order = epoch_order(len(cast(Sized, self.dataset)), seed_from(self.seed, world().rank), number, self._shuffle)
         batches = [
             [seed_from(*seeds, begin), *order[begin : begin + self.batch_size].tolist()]
             for begin in range(0, len(order), self.batch_size)
         ]
+        # The last of those before may be needed once more.
+        given = max(0, min(self._skip, len(batches)) - 1)
         rows, options = at_once(self.dataset, options)
-        return DataLoader(Seeded(rows), batch_sampler=batches, **options)
+        return iter(DataLoader(Seeded(rows), batch_sampler=batches[given:], **options)), self._skip - given
 
     def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:
         """The epoch under way and how many batches of it this rank has given; see `TrainLoader`."""

@@ -159,6 +159,8 @@ class ValidationLoader:
     """This rank's share of a data set for evaluation, in order; ranks may have different numbers of batches."""
 
     def __init__(self, dataset: Dataset[Any], batch_size: int, options: dict[str, Any]) -> None:
+        if len(cast(Sized, dataset)) == 0:
+            raise UserError("the validation set is empty: leave it out (validation=None), or give it a sample")
         self.dataset = dataset
         self.batch_size = batch_size
         indices = share(len(cast(Sized, dataset)), batch_size, world().rank, world().size)

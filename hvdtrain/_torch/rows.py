@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -42,10 +42,24 @@ def at_once(dataset: Dataset[Any], options: dict[str, Any]) -> tuple[Dataset[Any
 
 
 def samples_of(batch: Any) -> int:
-    """How many a batch holds, as the collate function made it: the length of its first tensor."""
-    while isinstance(batch, (list, tuple, Mapping)):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch), None)
-    return 0 if batch is None else len(batch)
+    """How many a batch holds, as the collate function made it: the length of the first of its parts that has one."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 0
+    if isinstance(batch, (list, tuple)) and any(isinstance(part, (str, bytes)) for part in batch):
+        return len(batch)  # texts, which are not stacked
+    if isinstance(batch, (list, tuple, Mapping)):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return next((samples for part in parts if (samples := samples_of(part))), 0)
+    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (str, bytes)) else 0
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a batch, or a model's output, is made of."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(part)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -27,6 +27,8 @@ from hvdtrain._torch.exchange import Exchange, Message
 from hvdtrain._torch.start import broadcast_tensors, session, world
 from hvdtrain.errors import UserError
 
+#: What torch's schedulers keep in parameter groups beside the rate.
+_RATES = {"initial_lr", "max_lr", "min_lr", "swa_lr"}
 #: Of all optimizers, so that a parameter is averaged for one of them only.
 _attached: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
 
@@ -155,6 +157,7 @@ class Synchronizer:
                 yield
         finally:
             self._local_only = False
+            session().progress("training")  # a step of many batches may take long
 
     def synchronize(self) -> None:
         """Wait until every gradient is the average over all ranks, whichever ranks computed it. All ranks must call it.
@@ -221,10 +224,12 @@ class Synchronizer:
         self.exchange.local_square = 0.0
 
     def _known_and_later_ones(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Parameters whose gradients come by hooks, and those that were added to the optimizer since."""
-        parameters = self._parameters()
-        known = [parameter for parameter in parameters if parameter in self._hooked]
-        return known, [parameter for parameter in parameters if parameter not in self._hooked]
+        """Parameters whose gradients come by hooks, and those that were added to the optimizer since.
+
+        One that was taken out of it still has its hook, so that ranks that do not use it in this step must send zeros.
+        """
+        known = [parameter for parameter in self._hooked if parameter.requires_grad]
+        return known, [parameter for parameter in self._parameters() if parameter not in self._hooked]
 
     def _adopt(self, later: list[nn.Parameter]) -> None:
         """Parameters added after `distribute`, on every rank alike: agree on their values, then treat them as the others.
@@ -316,8 +321,8 @@ class Synchronizer:
             factors.append(now / then if then else self.scaling / state["scaling"])
             if now != then:
                 group["lr"] = now if group["lr"] == then else group["lr"] * factors[-1]
-                if "initial_lr" in group:
-                    group["initial_lr"] *= factors[-1]
+                for key in _RATES & group.keys():
+                    group[key] *= factors[-1]
         return factors
 
 

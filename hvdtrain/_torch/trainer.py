@@ -22,6 +22,7 @@ from hvdtrain._torch.loader import TrainLoader, ValidationLoader
 from hvdtrain._torch.loss_weight import LossWeight
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.precision import Precision
+from hvdtrain._torch.rows import leaves
 from hvdtrain._torch.start import world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import Diverged
@@ -90,7 +91,8 @@ class Trainer:
         self._reached = self.train.fraction if partials else 0.0
         self.synchronizer.clock.reset()
         self._began = time.perf_counter() - elapsed
-        self.model.train()
+        if not self.model.training:  # else its parts are as the user wants them
+            self.model.train()
         self._steps()
         train_loss, train_acc, samples = self._meter.over_ranks()
         if not self._meter.finite:
@@ -177,10 +179,12 @@ class Trainer:
             with clock.phase("forward"), self.precision.autocast():
                 output = self.model(input)
                 value = self.loss(output, target)
-            self._backward(value, target, counts, group, last)
+            self._backward(value, output, target, counts, group, last)
         self._meter.count_hits(output, target, train.samples)
 
-    def _backward(self, value: torch.Tensor, target: Any, counts: float | None, group: _Group, last: bool) -> None:
+    def _backward(
+        self, value: torch.Tensor, output: Any, target: Any, counts: float | None, group: _Group, last: bool
+    ) -> None:
         train, full = self.train, self.train.batch_size * world().size
         self._meter.add(value, train.samples, counts)
         self.precision.tell(self.synchronizer)
@@ -195,7 +199,10 @@ class Trainer:
         if last:
             self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
         with self.synchronizer.clock.phase("backward"):
-            self.precision.scaled(value * weight if weight != 1.0 else value).backward()
+            if weight:
+                self.precision.scaled(value * weight if weight != 1.0 else value).backward()
+            else:
+                _backward_of_nothing(output, value)
         if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
             group.first_square = self.synchronizer.square_norm()
 
@@ -271,6 +278,18 @@ class Trainer:
             "norm": self._norm,
         }
         self.checkpoints.stop_if_asked(self._number - 1, within=True, partial=partial)
+
+
+def _backward_of_nothing(output: Any, value: torch.Tensor) -> None:
+    """Of a batch that weighs nothing: gradients of zero, as others wait for what layers send in the backward pass.
+
+    Its loss may be the mean of nothing, which is no number, and 0 times that is none either.
+    """
+    parts = [part for part in leaves(output) if part.requires_grad]
+    if parts:
+        torch.autograd.backward(parts, [torch.zeros_like(part) for part in parts])
+    else:
+        (value * 0.0).backward()
 
 
 def _with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:

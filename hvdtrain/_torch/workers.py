@@ -9,7 +9,7 @@ import hashlib
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -38,15 +38,45 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def _state() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def _restore(state: tuple[Any, Any, torch.Tensor]) -> None:
+    python, numpy, cpu = state
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.default_generator.set_state(cpu)
+
+
 @contextmanager
 def _kept_generators() -> Iterator[None]:
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    state = _state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(cpu)
+        _restore(state)
+
+
+class Drawing(Iterator[Any]):
+    """What iterating over `data` in this process gives, with random numbers of its own from `seed` on.
+
+    As `Seeded` for what no index reaches: a resumed run reads it from its beginning, and gets the same.
+    """
+
+    def __init__(self, data: Iterable[Any], seed: int) -> None:
+        with _kept_generators():
+            seed_generators(seed)
+            self._inner = iter(data)
+            self._state = _state()
+
+    def __next__(self) -> Any:
+        with _kept_generators():
+            _restore(self._state)
+            try:
+                return next(self._inner)
+            finally:
+                self._state = _state()
 
 
 class Seeded(Dataset[Any]):

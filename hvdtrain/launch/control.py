@@ -219,6 +219,8 @@ class Supervisor:
             return self.verdict
 
     def _check_stall(self, now: float) -> None:
+        if self.size > 1 and len(self._ranks) == self.size and self.all_left():
+            return  # rank 0 works on alone, and nobody waits for it
         stepped = any(state.step for state in self._ranks.values())
         limit = self.stall_timeout * (1.0 if stepped else FIRST_STEP_FACTOR)
         if now - self._progress <= limit:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
+from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
 from hvdtrain import lr
@@ -31,6 +32,8 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int]] = {
     # A last step of two samples: on four ranks two have none that counts.
     "fit_sync_batch_norm": ({}, 98),
     "fit_class_weights": ({}, 101),
+    # Whole shares of a union are of the class that weighs nothing; the last step has two samples, the first one of it.
+    "fit_class_of_no_weight": ({}, 98),
     "fit_ignored_class": ({"accumulate": 2, "clip_norm": 0.1}, 101),
     "fit_padding": ({"accumulate": 3}, 106),
     "fit_loss_weight": ({"loss_weight": lambda target: (target >= 0).sum()}, 101),
@@ -45,6 +48,7 @@ def _mean_over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 #: Losses that divide by something else than samples.
 LOSSES: dict[str, Any] = {
     "fit_class_weights": nn.CrossEntropyLoss(weight=torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0]), label_smoothing=0.1),
+    "fit_class_of_no_weight": nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])),
     "fit_ignored_class": functools.partial(nn.functional.cross_entropy, ignore_index=1),
     "fit_padding": nn.CrossEntropyLoss(),
     "fit_loss_weight": _mean_over_tokens,
@@ -61,13 +65,16 @@ def _fit(name: str, union: int, world: Any) -> tuple[State, list[dict[str, Any]]
     if name in PADDED:
         model = nn.Sequential(nn.Linear(8, CLASSES * TOKENS), nn.Unflatten(1, (CLASSES, TOKENS)))
         data, unseen = (tokens(each, PADDED[name]) for each in (data, unseen))
+    if name == "fit_class_of_no_weight":
+        data = TensorDataset(data.tensors[0], torch.arange(n) % 12 // 6 * (1 + torch.arange(n) % 4))
+        data.tensors[1][-1] = 1
     rule, rate = ("linear", 0.12 / world.size) if name == "fit_scaled" else ("none", 0.1)
     if name == "fit_adamw_step":
         optimizer: torch.optim.Optimizer = AdamW(model.parameters(), lr=0.01)
     else:
         optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
     model, optimizer = ht.distribute(model, optimizer, lr_rule=rule)
-    loader = ht.loader(data, union // world.size, seed=3)
+    loader = ht.loader(data, union // world.size, seed=3, shuffle=name != "fit_class_of_no_weight")
     validation = ht.validation_loader(unseen, 10)
     loss = LOSSES.get(name, nn.CrossEntropyLoss())
     history = ht.fit(model, optimizer, loss, loader, validation, epochs=3, **options)

@@ -20,6 +20,7 @@ Build = tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimizer], int]
 #: What strategy "ddp" cannot do, and why.
 HOROVOD_ONLY = {
     "rank_dependent_branches": "DDP waits for a parameter that a rank does not use",
+    "branch_taken_out": "the same: not every rank uses it in every step",
     "gradients_never_zeroed": "the same: the model has such parameters",
     "sparse_adam": "the same: a rank without a lookup", "sparse_sgd": "the same", "sparse_adagrad": "the same",
     "compressed": "needs a communication hook",
@@ -105,11 +106,12 @@ def _group_added_later(union: int, world: Any, before_backward: bool) -> State:
     return model.state_dict()
 
 
-def _group_taken_out(union: int, world: Any) -> State:
-    """Its gradients are still computed, and go nowhere."""
+def _group_taken_out(union: int, world: Any, model: nn.Module, part: str) -> State:
+    """Its gradients are still computed, maybe not on all ranks, and go nowhere."""
     torch.manual_seed(2)
-    model = perceptron()
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    named = {name: list(child.parameters()) for name, child in model.named_children()}
+    groups = [{"params": named.pop(part)}]
+    groups.insert(0, {"params": [parameter for each in named.values() for parameter in each]})
     trained, optimizer = ht.distribute(model, SGD(groups, lr=0.1, momentum=0.9), lr_rule="none")
     for step, (x, y) in enumerate(ht.loader(samples(96, 7), union // world.size, seed=3)):
         if step == 2:
@@ -210,7 +212,8 @@ def run(union: int, world: Any, strategy: str, only: list[str] | None = None) ->
         "weighted_samples": lambda: _weighted(union, world),
         "group_added_later": lambda: _group_added_later(union, world, before_backward=True),
         "group_added_before_step": lambda: _group_added_later(union, world, before_backward=False),
-        "group_taken_out": lambda: _group_taken_out(union, world),
+        "group_taken_out": lambda: _group_taken_out(union, world, perceptron(), "2"),
+        "branch_taken_out": lambda: _group_taken_out(union, world, Branching(), "rare"),
         "state_kept_at_wrapping": lambda: _state_kept_at_wrapping(union, world),
     }
     wanted = only or [name for name in cases if strategy != "ddp" or name not in HOROVOD_ONLY]

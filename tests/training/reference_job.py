@@ -6,6 +6,7 @@ Prints a line of JSON: by case, the largest difference.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,10 +156,27 @@ def averaged(world: Any) -> dict[str, float]:
     }
 
 
+def nothing_on_other_ranks(world: Any) -> dict[str, float]:
+    """A batch-norm over all ranks behind a selection that is empty on all but one."""
+    generator = torch.Generator().manual_seed(5)
+    whole = torch.randn(6, 3, generator=generator)
+    norm = ht.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))[0]
+    plain, inputs = nn.BatchNorm1d(3), []
+    for each, x in ((norm, whole if world.rank == 0 else whole[:0]), (plain, whole)):
+        inputs.append(x.clone().requires_grad_())
+        each(inputs[-1]).pow(3).sum().div(10).backward()
+    pairs = [(norm.running_mean, plain.running_mean), (norm.running_var, plain.running_var)]
+    outputs = norm(whole if world.rank == 0 else whole[:0]), plain(whole)
+    if world.rank == 0:
+        pairs += [(inputs[0].grad, inputs[1].grad), outputs]
+    differences = [float((one - other).detach().abs().max()) for one, other in pairs]
+    return {"nothing_on_other_ranks": max(differences) if all(map(math.isfinite, differences)) else 1e9}
+
+
 def main() -> None:
     world = ht.init()
     cases = [lambda: join(world, True), lambda: join(world, False), lambda: adascale(world)]
-    cases += [lambda: noise(world), lambda: averaged(world)]
+    cases += [lambda: noise(world), lambda: averaged(world), lambda: nothing_on_other_ranks(world)]
     found = {name: value for case in cases for name, value in case().items()}
     everybody = ht.gather_objects(found)
     if world.rank == 0:

@@ -11,7 +11,9 @@ from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
 from hvdtrain import record
+from hvdtrain._torch.checkpoints import _rescale_scheduler
 from hvdtrain.errors import UserError
+from hvdtrain.launch.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +120,59 @@ def test_each_epoch_has_a_new_order_that_a_resumed_one_repeats() -> None:
     again = ht.loader(numbers, 6, seed=1)
     again.epoch = 2
     assert [int(i) for (batch,) in again for i in batch] == second
+
+
+@pytest.mark.parametrize("how", ["evaluate", "fit"])
+def test_frozen_parts_stay_frozen(how: str) -> None:
+    """A batch-norm in evaluation mode among layers that train, which evaluating must not wake."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model.train()
+    model[0].eval()
+    validation = ht.validation_loader(data(), 5)
+    if how == "evaluate":
+        ht.evaluate(model, nn.CrossEntropyLoss(), validation)
+    else:
+        trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ht.fit(trained, optimizer, nn.CrossEntropyLoss(), ht.loader(data(), 5), validation, epochs=2)
+    assert [module.training for module in model.modules()] == [True, False, True]
+    assert not model[0].running_mean.any()
+
+
+def test_fit_trains_a_model_that_was_evaluated_before() -> None:
+    model, optimizer = model_and_optimizer()
+    model.eval()
+    trained, optimizer = ht.distribute(model, optimizer)
+    ht.fit(trained, optimizer, nn.CrossEntropyLoss(), ht.loader(data(), 5), epochs=1)
+    assert model.training
+
+
+def test_each_batch_of_a_long_step_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a world whose steps take minutes would count as stalled."""
+    told: list[str] = []
+    monkeypatch.setattr(Session, "progress", lambda self, activity, step=None: told.append(activity))
+    model, optimizer = ht.distribute(*model_and_optimizer())
+    ht.fit(model, optimizer, nn.CrossEntropyLoss(), ht.loader(data(12), 2), epochs=1, accumulate=3)
+    assert told == ["training"] * 6
+
+
+def test_an_empty_validation_set_is_refused_before_training() -> None:
+    with pytest.raises(UserError, match="validation set is empty: leave it out"):
+        ht.validation_loader(data(0), 4)
+
+
+def test_rates_of_schedulers_own_follow_the_number_of_ranks() -> None:
+    """A training with two ranks goes on with one: what OneCycleLR and CyclicLR keep was for two."""
+    model, optimizer = model_and_optimizer()
+    _, optimizer = ht.distribute(model, optimizer)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
+    cyclic = torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.02, max_lr=0.4)
+    saved = {**optimizer.hvdtrain.state_dict(), "scaling": 2.0}
+    factors = optimizer.hvdtrain.resume(saved)
+    group = optimizer.param_groups[0]
+    assert factors == [0.5]
+    assert (group["max_lr"], group["initial_lr"]) == pytest.approx((0.1, 0.004))
+    _rescale_scheduler(cyclic, {id(optimizer): factors})
+    assert (cyclic.base_lrs, cyclic.max_lrs) == ([pytest.approx(0.01)], [pytest.approx(0.2)])
 
 
 def test_regression_has_no_accuracy() -> None:

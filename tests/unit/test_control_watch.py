@@ -232,3 +232,12 @@ def test_a_verdict_outlives_closing() -> None:
     fail(ranks, 1, "late")
     ranks.supervisor.closing = True
     assert ranks.beat(0)["state"] == "end"
+
+
+def test_rank_0_may_work_on_after_the_others_have_left() -> None:
+    """It exports a model, say: nobody waits for it, so that is no stall."""
+    ranks = training(3)
+    for rank in (1, 2):
+        ranks.supervisor.answer("bye", {"rank": rank})
+    assert ranks.after(STALL * 10) == ""
+    assert ranks.after(STACK_SECONDS * 2) == ""
