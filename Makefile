@@ -30,7 +30,8 @@ help:
 
 demo: $(BIN)/.torch horovod
 	@echo "==> A scaling study of a small network on 1,797 real handwritten digits: 1, 2 and 4 CPU ranks (about 1 min)"
-	@source $(BIN)/activate && python -m hvdtrain.submit --gpus 1,2,4 --job digits --wait && python -m analysis report runs/digits
+	@source $(BIN)/activate && export CUDA_VISIBLE_DEVICES= && \
+	  python -m hvdtrain.submit --cluster local --gpus 1,2,4 --job digits --wait && python -m analysis report runs/digits
 
 test: FRAMEWORKS := torch,tensorflow
 test: $(BIN)/.dev system-packages horovod lint types

@@ -14,6 +14,7 @@ from typing import Any
 from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, number, parts, whole
 from analysis.runs import Run
 from analysis.words import printable
+from hvdtrain import record
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch
 
@@ -33,7 +34,7 @@ def is_curve(fields: Sequence[str]) -> bool:
 def is_events(path: Path) -> bool:
     """Whether this is a TensorBoard event file, or a folder with some (and no study)."""
     if path.is_dir():
-        return not (path / "study.json").exists() and any(path.glob("**/events.out.tfevents.*"))
+        return not record.is_study(path) and any(path.glob("**/events.out.tfevents.*"))
     return path.name.startswith("events.out.tfevents.")
 
 

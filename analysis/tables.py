@@ -17,6 +17,7 @@ from analysis.logs import is_curve, is_events, read_curves, read_events
 from analysis.runs import Run, rows, under_each_rule
 from analysis.sacct import is_sacct, read_sacct
 from analysis.schema import COLUMNS, WORDS
+from hvdtrain import record
 from hvdtrain.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def is_study(path: Path) -> bool:
     if is_events(path):
         return False
     if path.is_dir():
-        if (path / "study.json").is_file():
+        if record.is_study(path):
             return True
         if (path / "cell.json").is_file():
             raise UserError(f"{path} is one cell; give its study: {path.parent}")

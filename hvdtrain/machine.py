@@ -73,6 +73,32 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     return [name for name in chosen.split(",") if name != "NoDevFiles"][:present]
 
 
+#: Framework -> what to type for one that sees GPUs.
+_WITH_CUDA = {
+    "torch": "pip uninstall torch, then install it from PyPI, where it has CUDA, and build Horovod again (hvdtrain build-horovod)",
+    "tensorflow": "pip install 'tensorflow[and-cuda]'",
+}
+
+
+def refuse_unseen_gpus(framework: str, seen: int, environ: Mapping[str, str]) -> None:
+    """Nobody wants a node's GPUs to stand idle beside ranks on its CPUs without a word.
+
+    Args:
+        framework: "torch" or "tensorflow".
+        seen: GPUs that it sees.
+
+    Raises:
+        UserError: none, although this node has some that are not hidden; or nvidia-smi does not answer.
+    """
+    if not seen and (gpus := visible_gpus(environ)):
+        number = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+        raise UserError(
+            f"this node shows {number} (nvidia-smi), but the installed {framework} sees none, because it is built without CUDA or "
+            f"its CUDA is newer than the driver; ranks would train on CPUs. Type: {_WITH_CUDA[framework]}; or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+
+
 def gpu_of_each(ranks: int, environ: Mapping[str, str]) -> list[str]:
     """The GPU of each rank, when all `ranks` are on this machine, as CUDA_VISIBLE_DEVICES names it; empty when they train on CPUs.
 

@@ -268,12 +268,17 @@ def read_cell(folder: Path) -> CellRecord:
     )
 
 
+def is_study(folder: Path) -> bool:
+    """Whether `folder` holds the cells of a study: one of `hvdtrain.submit`, or runs of the ready scripts beside each other."""
+    return (folder / "study.json").is_file() or next(folder.glob("*/cell.json"), None) is not None
+
+
 def read_study(folder: Path) -> list[CellRecord]:
     """All cells of a study, by name.
 
     Raises:
-        FileNotFoundError: `folder` is not a study (no `study.json`).
+        FileNotFoundError: `folder` is not a study.
     """
-    if not (folder / "study.json").is_file():
+    if not is_study(folder):
         raise FileNotFoundError(f"{folder} is not a study: it has no study.json")
     return [read_cell(path.parent) for path in sorted(folder.glob("*/cell.json"))]

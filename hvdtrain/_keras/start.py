@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from hvdtrain import launch
+from hvdtrain import launch, machine
 from hvdtrain import world as worlds
 from hvdtrain._keras.backends import backend
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
-from hvdtrain.machine import keep_freed_memory
 from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.together import first_of_node
 from hvdtrain.world import World
@@ -43,7 +43,9 @@ def init(strategy: str = "horovod") -> World:
         return launch.active.world
     _strategy = strategy
     place = worlds.detect()
-    place = place.on(worlds.choose_device(own.visible_gpus(), place))
+    seen = own.visible_gpus()
+    machine.refuse_unseen_gpus(own.package, seen, os.environ)
+    place = place.on(worlds.choose_device(seen, place))
     session = launch.active = Session(place, own.framework, strategy)
     controller = None
     try:
@@ -51,7 +53,7 @@ def init(strategy: str = "horovod") -> World:
             refuse_several(place, strategy)
         session.prepare()
         if place.device == "cpu":
-            keep_freed_memory()
+            machine.keep_freed_memory()
         own.use(place, strategy)
         if place.size > 1:
             controller = own.start(session, strategy)

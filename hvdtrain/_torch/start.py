@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from hvdtrain import launch
+from hvdtrain import launch, machine
 from hvdtrain import world as worlds
 from hvdtrain._torch.collectives import Collectives, Horovod
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.launch.session import Session
-from hvdtrain.machine import keep_freed_memory
 from hvdtrain.objects import PIECE
 from hvdtrain.starting import record_start, refuse_several
 from hvdtrain.together import first_of_node
@@ -44,7 +44,9 @@ def init(strategy: str = "horovod") -> World:
         return launch.active.world
     _strategy = strategy
     place = worlds.detect()
-    place = place.on(worlds.choose_device(torch.cuda.device_count(), place))
+    seen = torch.cuda.device_count()
+    machine.refuse_unseen_gpus("torch", seen, os.environ)
+    place = place.on(worlds.choose_device(seen, place))
     session = launch.active = Session(place, "torch", strategy)
     try:
         if strategy == "single":
@@ -53,7 +55,7 @@ def init(strategy: str = "horovod") -> World:
         if place.device != "cpu":
             torch.cuda.set_device(torch.device(place.device))
         else:
-            keep_freed_memory()
+            machine.keep_freed_memory()
         if place.size > 1:
             _collectives = _start(session, strategy)
     except UserError:

@@ -30,7 +30,11 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where studies are kept (default: runs)")
     parser.add_argument("--on-nodes", type=int, metavar="N", help="check N compute nodes too, as a SLURM job")
     parser.add_argument(
-        "--srun", action="append", default=[], metavar="OPTION", help="for that job: --srun=--partition=gpu"
+        "--srun",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="for that job, which takes nothing from the site profile: --srun=--partition=gpu --srun=--gpus-per-node=1",
     )
     parser.add_argument("--report-to", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)

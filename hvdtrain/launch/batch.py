@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warning", type=float, default=120.0, help="seconds before the end that ranks are told")
     parser.add_argument("--requeue-on", default="preempted,timeout", help="which ends start the job again; empty: none")
     parser.add_argument("--retries", type=int, default=1, help="further starts after an accident")
-    parser.add_argument("--stall-timeout", type=float, help="seconds without progress of any rank that end the attempt")
+    parser.add_argument(
+        "--stall-timeout", type=float, help="seconds without progress that end it (default 300; 0: none do)"
+    )
     parser.add_argument("job", help="name of a job, or a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")
     return parser
@@ -99,6 +101,7 @@ class Batch:
         (self.folder / "log").mkdir(exist_ok=True)
         silent = _close_earlier(self.folder)
         attempts.set_aside(self.folder)
+        self._describe()
         self._name()
         self._mark()
         record.write_json(self.folder / "slurm.json", {"attempt": self.attempt, **self._facts()})
@@ -112,6 +115,25 @@ class Batch:
         return None if self.ends is None else self.ends - time.monotonic()
 
     # --- the beginning ---
+
+    def _describe(self) -> None:
+        """A ready script's run, for the analysis: what `submit` writes for a cell of its own, as far as it is known here."""
+        path = self.folder / "cell.json"
+        if "hash" in (record.read_json(path) or {}):  # of `submit`
+            return
+        nodes = allocation.nodes()
+        cell = {
+            "name": self.folder.name,
+            "study": self.folder.parent.name,
+            "job": self.given.job,
+            "workload": Path(self.given.job).stem,
+            "gpus": self.ranks,
+            "shape": {"nodes": nodes, "tasks_per_node": self.ranks // nodes},
+            "launcher": self.launcher,
+            "arguments": self.given.arguments,
+            "extra_arguments": self.given.arguments,
+        }
+        record.write_json(path, cell)
 
     def _name(self) -> None:
         """Tasks of an array share a name until they start; from then on squeue shows the cell."""

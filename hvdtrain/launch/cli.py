@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--launcher", default="auto", help=f"auto, {', '.join(REGISTRY)}")
     parser.add_argument("--cpus-per-task", type=int, default=1, help="threads of each rank (default 1)")
     parser.add_argument("--run-dir", type=Path, help="folder for epochs.jsonl, result.json and the ranks' logs")
-    parser.add_argument("--stall-timeout", type=float, help="seconds without progress of any rank that end the run")
+    parser.add_argument(
+        "--stall-timeout", type=float, help="seconds without progress that end the run (default 300; 0: none do)"
+    )
     parser.add_argument("--connect-timeout", type=float, help="seconds to wait for all ranks at the start")
     parser.add_argument("job", help="name of a job, or a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the job")

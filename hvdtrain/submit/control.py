@@ -169,7 +169,9 @@ def _compact(views: Sequence[CellView]) -> list[str]:
 
 
 def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) -> int:
-    parser = _parser(command, f"Submit again what {what}; it goes on from its checkpoints where there are some.")
+    parser = _parser(
+        command, f"Submit again what {what}, with the script that it has; it goes on from its checkpoints, if any."
+    )
     for name in _OVERRIDES:
         parser.add_argument(f"--{name}", help="instead of what the cells were submitted with")
     parser.add_argument("--max-parallel", type=int, help="cells that may run at the same time")

@@ -132,7 +132,10 @@ def _run_options(group: argparse._ArgumentGroup) -> None:
         help="environment variable for the job; may be repeated",
     )
     group.add_argument(
-        "--stall-timeout", metavar="SECONDS", help="end a cell in which no rank makes progress for so long"
+        "--stall-timeout",
+        metavar="SECONDS",
+        help="end a cell of several ranks in which none makes progress for so long (default 300, before the first step twice "
+        "that; never: --env HVDTRAIN_STALL_TIMEOUT=0)",
     )
     group.add_argument(
         "--wait", action="store_true", help="on SLURM: return when all cells have ended; here it is always so"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import analysis
 from hvdtrain import record
 from hvdtrain.testcluster import Cluster
 from tests.slurm.lab import ROOT, until
@@ -106,3 +107,8 @@ def test_every_published_job(slurm_cluster: Cluster, clone: Path, data: Path) ->
         assert f"attempt 1, SLURM job {number}" in told
         (epoch,) = record.read_epochs(run / "epochs.jsonl")
         assert epoch.epoch == 1
+    # The runs beside each other are what a report is made of.
+    table = analysis.read(clone / "runs" / "slurm")
+    times = table[table["metric"] == "epoch_time"]
+    assert sorted(times[times["workload"] == "digits"]["n_gpus"]) == [1, 2], times
+    assert len(times) == len(JOBS) + 1 and not table["workload"].isna().any()

@@ -58,6 +58,30 @@ def test_hidden_gpus_are_not_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "asked").exists()
 
 
+def test_gpus_that_the_framework_does_not_see_are_no_cpus(tmp_path: Path) -> None:
+    """A job on a GPU node with a framework for CPUs ends before it trains, and says how to go on."""
+    environ = {"PATH": with_smi(tmp_path, TWO_GPUS)}
+    machine.refuse_unseen_gpus("torch", 2, environ)
+    machine.refuse_unseen_gpus("torch", 0, {**environ, "CUDA_VISIBLE_DEVICES": ""})
+    machine.refuse_unseen_gpus("torch", 0, {"PATH": str(tmp_path / "empty")})
+    with pytest.raises(UserError, match=r"shows 2 GPUs.*tensorflow sees none.*pip install 'tensorflow\[and-cuda\]'"):
+        machine.refuse_unseen_gpus("tensorflow", 0, environ)
+
+
+@pytest.mark.ranks
+def test_a_job_on_a_gpu_node_with_a_framework_for_cpus(tmp_path: Path) -> None:
+    environ = {**os.environ, "PATH": with_smi(tmp_path, TWO_GPUS), "CUDA_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-m", "hvdtrain.run", "digits", "--epochs", "1"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended
+    assert "error: this node shows 1 GPU (nvidia-smi), but the installed torch sees none" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    hidden = subprocess.run(
+        command, env={**environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
+    )
+    assert hidden.returncode == 0 and "epoch 1/1" in hidden.stdout, hidden
+
+
 def test_cores_are_those_that_this_process_may_use() -> None:
     one = min(os.sched_getaffinity(0))
     program = f"import os; os.sched_setaffinity(0, {{{one}}}); from hvdtrain import machine; print(machine.cores())"
