@@ -133,7 +133,7 @@ def _for_every_rule(runs: Sequence[Run], cells: Sequence[Mapping[str, Any]]) -> 
     found = []
     for run, own in zip(runs, asked, strict=True):
         rules = []
-        if run.measured and run.asked == run.n_gpus == 1:
+        if (run.measured or run.diverged) and run.asked == run.n_gpus == 1:
             rules = [other.lr_rule for other, rule in several if rule != own and _same_but_rule(run, other)]
         others = dict.fromkeys(rule for rule in rules if rule != run.lr_rule)
         found.append(dataclasses.replace(run, rules=tuple(others)))
@@ -154,12 +154,12 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     """
     given: dict[str | None, set[tuple[str, ...]]] = {}
     for run in runs:
-        if run.measured:
+        if run.measured or run.diverged:
             given.setdefault(run.workload, set()).add(run.given)
     names = {workload: _differing(every) for workload, every in given.items()}
     return [
         dataclasses.replace(run, workload=", ".join([run.workload, *names[run.workload][run.given]]))
-        if run.measured and run.workload is not None
+        if (run.measured or run.diverged) and run.workload is not None
         else run
         for run in runs
     ]

@@ -135,7 +135,11 @@ def _one(
     cheapest, cheap_rivals = _first(judged, "cost")
     basis = every[0].basis
     best, limit = _within(timed, judged, money, deadline, budget, basis)
-    ahead = forecasts(settled(rows, runs, BATCH), timed)
+    # What diverged whenever it was tried has an answer.
+    tried = [(dict(way.fields), way.n_gpus) for way in every]
+    ahead = [
+        way for way in forecasts(settled(rows, runs, BATCH), timed) if (dict(way.fields), way.n_gpus) not in tried
+    ]
     run = next_run(rows, fastest, fast_rivals)
     sentences = [
         *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
@@ -262,12 +266,17 @@ def _sentences(
         )
         found.append(f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + _rivals(cheap_rivals, "cost"))
     if unreached:
-        named = ", ".join(
-            f"{way.name} ({'no answer' if way.val_acc is None else f'{way.val_acc:.4g}'})" for way in unreached
-        )
+        named = ", ".join(f"{way.name} ({_ended(way)})" for way in unreached)
         at = f"{goal:.4g}" if goal is not None else "a stable accuracy"
         found.append(f"Not seen to reach {at}, and not extrapolated: {named}.")
     return found
+
+
+def _ended(way: Way) -> str:
+    """How the runs of a way ended that does not reach the target."""
+    if way.diverged > way.replicates:
+        return f"{way.diverged} of {way.diverged + way.replicates} runs diverged" if way.replicates else "diverged"
+    return "no answer" if way.val_acc is None else f"{way.val_acc:.4g}"
 
 
 def _rivals(rivals: Sequence[Way], by: str) -> str:

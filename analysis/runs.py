@@ -79,6 +79,11 @@ class Run:
         return self.status == "completed" and bool(self.epochs) and not self.mixed
 
     @property
+    def diverged(self) -> bool:
+        """Whether the loss was no number any more: the cell has no numbers that count, but it says where its way leads."""
+        return self.status == "diverged" and not self.mixed
+
+    @property
     def whole(self) -> bool:
         """Whether every epoch from the first to the last was recorded."""
         return all(epoch.epoch == number for number, epoch in enumerate(self.epochs, start=1))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.endings import SHORTEST_CURVE, curve_of, first_epochs, key_of_run, only_diverged, recorded_in, without_answer
 from analysis.epochs import METRICS_OF_EPOCHS, NOISE
 from analysis.finding import known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
@@ -25,8 +27,6 @@ from hvdtrain.errors import UserError
 
 #: A curve is at its level from this much below it on: one point of accuracy, the tolerance of stability.
 SETTLED = 0.01
-#: Fewer epochs show no level.
-SHORTEST_CURVE = 5
 
 
 def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None:
@@ -38,13 +38,13 @@ def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None
     one that asks for nothing.
     """
     runs = under_each_rule(runs)
-    lost = _without_answer(runs, ends_in_nothing)
+    lost = without_answer(runs, ends_in_nothing)
     finals = {key: own for key, own in _accuracies(table).items() if key not in lost}
     levels: dict[Any, list[float]] = {}
     for run in runs:
         _, values = curve_of(run)
-        key = _key_of_run(run)
-        if run.measured and len(values) >= SHORTEST_CURVE and key not in lost and not ends_in_nothing(_recorded(run)):
+        key = key_of_run(run)
+        if run.measured and len(values) >= SHORTEST_CURVE and key not in lost and not ends_in_nothing(recorded_in(run)):
             level = float(np.median(smooth(values)[-max(5, len(values) // 10) :]))
             levels.setdefault(key, []).append(level)
     if levels and set(finals) <= set(levels):
@@ -65,12 +65,19 @@ def ways(
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
     length), or one epoch, or million samples: the first that all configurations have. A recorded time_to_target goes before these
-    three where all configurations have it. One rank is one way, whatever the learning-rate rules.
+    three where all configurations have it. One rank is one way, whatever the learning-rate rules. Configurations of which every
+    run diverged are ways too, without a time: they do not reach anything.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not finite and above zero.
     """
-    found = _every(table, target, under_each_rule(runs), prices)
+    runs = under_each_rule(runs)
+    found = _every(table, target, runs, prices)
+    if found:
+        rates = check_prices(prices)
+        found += [_nowhere(key, own, found[0].basis, rates) for key, own in only_diverged(runs).items()]
+    diverged = Counter(key_of_run(run) for run in runs if run.diverged)
+    found = [replace(way, diverged=diverged[_key(way)]) for way in found]
     apart = differing([way.fields for way in found])
     return [replace(way, apart=apart) for way in once(found)]
 
@@ -86,12 +93,12 @@ def _every(
     every = {metric: _by_configuration(stable[stable["metric"] == metric]) for metric in METRICS_OF_EPOCHS}
     to = next((metric for metric, by in every.items() if by), METRICS_OF_EPOCHS[0])
     counted = every[to]
-    curves = _first_epochs(runs, target) if target is not None else {}
+    curves = first_epochs(runs, target) if target is not None else {}
     if not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
         curves = {}
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
-    lost = set() if curves else _without_answer(runs, lambda values: not np.isfinite(values[-1]))
+    lost = set() if curves else without_answer(runs, lambda values: not np.isfinite(values[-1]))
     # What ranks took on other nodes than they were timed on is no part of these times.
     near = table[on_fewest_nodes(table)]
     energies = _by_configuration(near[near["metric"] == "energy"])
@@ -179,56 +186,22 @@ def _plain(
     )  # fmt: skip
 
 
+def _nowhere(key: tuple[Any, ...], runs: Sequence[Run], basis: str, rates: Mapping[str, float]) -> Way:
+    """A way of which all runs diverged."""
+    fields = dict(zip(GROUP, key[:-1], strict=True))
+    nodes = min((run.n_nodes for run in runs if run.n_nodes is not None), default=None)
+    unknown = float("nan")
+    return Way(
+        fields, int(key[-1]), nodes, None, unknown, unknown, unknown, None, False, basis, 0, _price(fields, rates)
+    )
+
+
 def _reached(accuracy: float | None, target: float | None, counts: Any, from_curve: bool) -> bool | None:
     if from_curve:
         return counts is not None and len(counts) > 0
     if target is None or accuracy is None:
         return None
     return accuracy >= target - 1e-9
-
-
-def curve_of(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Numbers of the epochs with a finite validation accuracy, and these; both of shape (epochs,)."""
-    points = [(float(epoch.epoch), epoch.val_acc) for epoch in run.epochs if epoch.val_acc is not None]
-    found = np.array(points, dtype=float).reshape(-1, 2)
-    found = found[np.isfinite(found[:, 1])]
-    return found[:, 0], found[:, 1]
-
-
-def _recorded(run: Run) -> list[float]:
-    """Validation accuracies of a run, those that are not finite too."""
-    return [epoch.val_acc for epoch in run.epochs if epoch.val_acc is not None]
-
-
-def _without_answer(runs: Sequence[Run], ended: Callable[[list[float]], Any]) -> set[Any]:
-    """Configurations of whose runs with accuracies more than half `ended` so that they tell nothing."""
-    found: dict[Any, list[bool]] = {}
-    for run in runs:
-        if run.measured and (values := _recorded(run)):
-            found.setdefault(_key_of_run(run), []).append(bool(ended(values)))
-    return {key for key, own in found.items() if sum(own) > len(own) / 2}
-
-
-def _first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[Any, Any]]:
-    """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
-
-    Empty where fewer than half of its runs get there: it does not reach the target. Nor does a run that ended in NaN.
-    """
-    found: dict[Any, list[float | None]] = {}
-    for run in runs:
-        numbers, values = curve_of(run)
-        recorded = _recorded(run)
-        diverged = bool(recorded) and ends_in_nothing(recorded)
-        if not run.measured or (len(values) < SHORTEST_CURVE and not diverged):
-            continue
-        there = [] if diverged else numbers[smooth(values) >= target - 1e-9].tolist()
-        found.setdefault(_key_of_run(run), []).append(there[0] if there else None)
-    reached = {key: [epoch for epoch in epochs if epoch is not None] for key, epochs in found.items()}
-    return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}
-
-
-def _key_of_run(run: Run) -> tuple[Any, ...]:
-    return (*[getattr(run, name) for name in GROUP], run.n_gpus)
 
 
 def _accuracies(table: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
@@ -251,7 +224,7 @@ def _grouped(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
     return found
 
 
-def _key(job: JobTime) -> tuple[Any, ...]:
+def _key(job: JobTime | Way) -> tuple[Any, ...]:
     return (*[job.fields[name] for name in GROUP], job.n_gpus)
 
 

@@ -26,6 +26,7 @@ class Way:
         basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (epochs_to_target or
             time_to_target, of an accuracy that is not known here), or "whole run", "epoch", "million samples".
         measured: False for a forecast.
+        diverged: how many runs did, besides the `replicates`.
         apart: the fields that are not the same in all ways of the workload.
         rules: further learning-rate rules that it is a way of, of one rank: all of them are the same there.
     """
@@ -44,6 +45,7 @@ class Way:
     price: float | None = None
     energy: float | None = None
     measured: bool = True
+    diverged: int = 0
     apart: tuple[str, ...] = ()
     rules: tuple[str | None, ...] = ()
 

@@ -13,10 +13,11 @@ import pytest
 import analysis
 from analysis.__main__ import main
 from analysis.curves import accuracy_curves
+from analysis.endings import curve_of
 from analysis.plain import ways
 from analysis.recommendation import Recommendation
 from analysis.tables import read_inputs
-from analysis.target import common_target, curve_of
+from analysis.target import common_target
 from tests.analysis.conftest import AddCell
 
 CLIMB = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)]
@@ -145,6 +146,47 @@ def test_one_seed_of_three_that_ends_in_nan_is_outvoted(tmp_path: Path) -> None:
     runs = [run for run in read_inputs(paths).runs if run.n_gpus == 2]
     spread = accuracy_curves(runs)[2][20]
     assert (spread.count, spread.median) == (2, pytest.approx(0.8, abs=0.001))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_most_seeds_that_diverged_do_not_reach_and_one_is_outvoted(add_cell: AddCell, lost: int) -> None:
+    for seed in range(3):
+        add_cell(1, [100.0] * 20, CLIMB, seed=seed)
+        if seed < 3 - lost:
+            study = add_cell(2, [190.0] * 20, CLIMB, seed=seed)
+        else:
+            # Stopped in an epoch after the sixth, as `fit` does it.
+            study = add_cell(2, [190.0] * 6, CLIMB[:6], seed=seed, status="diverged", reason="loss is nan")
+    for target in (None, 0.7):
+        best = answer([study], target)
+        assert best.fastest is not None and best.fastest.n_gpus == (1 if lost == 2 else 2)
+        assert [(way.n_gpus, way.reached) for way in best.unreached] == ([(2, False)] if lost == 2 else [])
+    if lost == 2:
+        said = "Not seen to reach 0.7, and not extrapolated: 2 CPU ranks (2 of 3 runs diverged)."
+        assert best.sentences[-1] == said
+
+
+def test_a_size_that_always_diverged_is_named_and_not_forecast(add_cell: AddCell) -> None:
+    for ranks in (1, 2, 4):
+        for seed in range(2):
+            add_cell(ranks, [100.0 * ranks] * 20, CLIMB, seed=seed)
+    study = add_cell(8, [], [], status="diverged", reason="loss is nan")
+    best = answer([study], 0.7)
+    assert [way.n_gpus for way in best.ways] == [4, 2, 1]
+    assert [way.n_gpus for way in best.unreached] == [8]
+    assert best.forecasts == ()
+    assert any("not extrapolated: 8 CPU ranks (diverged)." in said for said in best.sentences)
+    assert ways(best).rows[-1][0] == "8 CPU ranks, batch 32, linear rule"
+    assert main(["report", str(study)]) == 0
+
+
+def test_runs_too_short_for_a_curve_are_not_outdone_by_one_that_diverged(add_cell: AddCell) -> None:
+    for seed in range(3):
+        status = "diverged" if seed == 2 else "completed"
+        study = add_cell(2, [100.0] * 3, [0.5, 0.6, 0.7], seed=seed, status=status)
+    best = answer([study], 0.6)
+    assert best.fastest is not None
+    assert best.unreached == ()
 
 
 @pytest.mark.parametrize(

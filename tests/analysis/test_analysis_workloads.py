@@ -8,6 +8,7 @@ import pytest
 
 import analysis
 from analysis.scaling import scaling
+from analysis.tables import read_inputs
 from hvdtrain import record
 from tests.analysis.conftest import AddCell
 
@@ -31,6 +32,16 @@ def test_names_stay_where_all_agree(add_cell: AddCell) -> None:
     for ranks in (1, 2):
         study = add_cell(ranks, cell={"extra_arguments": ["--width", "12"], "environment": {"LAYOUT": "NCHW"}})
     assert set(analysis.read(study).workload) == {"digits"}
+
+
+def test_runs_that_diverged_are_of_the_workload_that_they_were_given(add_cell: AddCell) -> None:
+    for seed in range(3):
+        add_cell(1, cell={"extra_arguments": ["--width", "12"]}, seed=seed)
+        study = add_cell(2, cell={"extra_arguments": ["--width", "64"]}, seed=seed, status="diverged" if seed else "completed")
+    given = read_inputs([study])
+    assert {run.workload for run in given.runs if run.n_gpus == 2} == {"digits, --width 64"}
+    best = analysis.recommend(given.table, runs=given.runs)
+    assert [[way.n_gpus for way in answer.unreached] for answer in (best, *best.others)] == [[], [2]]
 
 
 @pytest.mark.parametrize(
