@@ -105,24 +105,23 @@ def _every(
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     counts_epochs = any(epochs is not None and len(epochs) for epochs in epochs_of)
     recorded = _by_configuration(near[near["metric"] == "time_to_target"])
-    timed = {_key(job) for job in jobs} or set(_by_configuration(near[near["metric"] == "throughput"]))
-    if recorded and not counts_epochs and timed <= set(recorded):
+    fast = _by_configuration(near[near["metric"] == "throughput"])
+    timed = {_key(job) for job in jobs}
+    if recorded and not counts_epochs and timed | set(fast) <= set(recorded):
         return [
             _plain(key, values, float(np.median(values)), "recorded target", accuracies, rates, target, lost)
             for key, values in recorded.items()
         ]
     if counts_epochs:
         basis = "target" if curves else "stable" if to == "epochs_to_stability" else "recorded target"
-    elif jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1:
-        basis = "whole run"
-    elif jobs:
-        basis = "epoch"
-    else:
-        rows = _by_configuration(near[near["metric"] == "throughput"])
+    elif not timed >= set(fast) and len(fast) > len(timed):
+        # Times would leave out who has a throughput only. Where neither is known of all, what is known of more counts.
         return [
             _plain(key, values, 1e6 / float(np.median(values)), "million samples", accuracies, rates, target, lost)
-            for key, values in rows.items()
+            for key, values in fast.items()
         ]
+    else:
+        basis = "whole run" if jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1 else "epoch"
     found = []
     for job, counts in zip(jobs, epochs_of, strict=True):
         ended = accuracies.get(_key(job))

@@ -95,6 +95,23 @@ def test_a_table_does_not_say_that_all_reach_what_one_does_not(tmp_path: Path) -
     assert ways(answer([path])).heading == "Time to stable accuracy (all reach 80.0 %)"
 
 
+def test_what_all_configurations_have_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "GPU type,GPUs,images/s,epoch time [s]\n"
+    path.write_text(f"{head}V100,1,100,100\nV100,2,195,\nV100,4,380,\n")
+    best = answer([path])
+    assert ([way.n_gpus for way in best.ways], best.basis) == ([4, 2, 1], "million samples")
+    path.write_text(f"{head}V100,1,100,100\nV100,2,,51\nV100,4,380,26\n")
+    best = answer([path])
+    assert ([way.n_gpus for way in best.ways], best.basis) == ([4, 2, 1], "epoch")
+    path.write_text("GPUs,images/s,epochs,total time [s]\n1,100,9,900\n2,195,,\n4,380,9,250\n")
+    best = answer([path])
+    assert ([way.n_gpus for way in best.ways], best.basis) == ([4, 2, 1], "million samples")
+    path.write_text("GPUs,images/s,time to target [s]\n1,100,900\n2,195,500\n4,380,\n")
+    best = answer([path])
+    assert ([way.n_gpus for way in best.ways], best.basis) == ([4, 2, 1], "million samples")
+
+
 def test_a_curve_that_stays_at_zero_does_not_reach_either(tmp_path: Path) -> None:
     best = answer([log(tmp_path, 1, CLIMB), log(tmp_path, 2, [0.005] * 20), log(tmp_path, 4, [0.0] * 20)])
     assert best.target == pytest.approx(0.79, abs=0.001)
