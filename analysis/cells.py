@@ -71,7 +71,7 @@ def _run(record: CellRecord, study: str) -> Run:
         or _whole(facts.get("world_size"), "world_size", where)
         or asked,
         n_nodes=_whole(shape.get("nodes"), "nodes", where) or (len(hosts) or None),
-        per_gpu_batch=_whole(_first(facts, cell, "batch_size"), "batch_size", where),
+        per_gpu_batch=_samples_per_step(facts, cell, where),
         lr_rule=_text(_first(facts, cell, "lr_rule")),
         precision=_text(_first(facts, cell, "precision")),
         seed=_whole(_first(cell, facts, "seed"), "seed", where),
@@ -87,6 +87,12 @@ def _run(record: CellRecord, study: str) -> Run:
         given=_given(cell, facts, where),
         recorded=True,
     )
+
+
+def _samples_per_step(facts: Mapping[str, Any], cell: Mapping[str, Any], where: Path) -> int | None:
+    """Of one rank: its batch, times the batches whose gradients make one step."""
+    batch = _whole(_first(facts, cell, "batch_size"), "batch_size", where)
+    return None if batch is None else batch * (_whole(facts.get("accumulate"), "accumulate", where) or 1)
 
 
 def _positive(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdtrain import lr as rates
 from hvdtrain import record
+from hvdtrain._keras.further import accumulated_in
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.optimizer import Synchronization
 from hvdtrain._keras.start import in_process, replicas, world
@@ -17,7 +18,7 @@ def note_settings(model: Any, loader: Loader | None) -> None:
     names = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16", "float32": "fp32"}
     policy = str(model.dtype_policy.name)
     batch = loader.batch_size // in_process() if loader is not None else None
-    record.note(batch_size=batch, precision=names.get(policy, policy))
+    record.note(batch_size=batch, precision=names.get(policy, policy), accumulate=accumulated_in(model.optimizer))
 
 
 def show_rates(inner: Synchronization, epochs: int) -> None:

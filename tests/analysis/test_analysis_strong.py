@@ -46,6 +46,15 @@ def test_runs_are_in_the_table_of_their_series(add_cell: AddCell) -> None:
     assert set(found.insights.stability[part.group.key]) == {1, 2, 4}
 
 
+def test_batches_that_are_accumulated_are_of_one_step(add_cell: AddCell) -> None:
+    for ranks in (1, 2, 4, 8):
+        study = add_cell(ranks, [50.0 * ranks] * 3, facts={"accumulate": 8 // ranks})
+    assert set(analysis.read(study)["global_batch"]) == {256}
+    (part,) = assemble(read_inputs([study])).parts
+    assert part.group.global_batch == 256
+    assert [point.n_gpus for point in part.group.points] == [1, 2, 4, 8]
+
+
 def test_runs_of_different_lengths_are_told_in_a_series_too(tmp_path: Path) -> None:
     found = report(tmp_path, "GPUs,batch size,epochs,total time [min]\n1,256,30,50\n2,128,30,26\n4,64,60,28\n")
     assert "epochs_differ" in {finding.code for finding in found.insights.findings}

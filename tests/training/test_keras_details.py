@@ -184,3 +184,4 @@ def test_noise_scale_and_norm_are_those_of_the_measured_step(backend: str, accum
     (entry,) = epochs(tmp_path)
     assert entry["noise_scale"] == pytest.approx(estimate.value(), rel=1e-3)
     assert entry["grad_norm"] == pytest.approx(big**0.5, rel=1e-5)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["accumulate"] == accumulated
