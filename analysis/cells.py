@@ -82,7 +82,7 @@ def _run(record: CellRecord, study: str) -> Run:
         cores=_whole(facts.get("cores"), "cores", where),
         epochs=tuple(record.epochs),
         mixed=facts.get("mixed") is True,
-        job_seconds=_positive(facts.get("seconds")),
+        around=_around(facts, record.epochs, where),
         energy=_energy(facts, record.epochs),
         given=_given(cell, facts, where),
         recorded=True,
@@ -97,6 +97,13 @@ def _samples_per_step(facts: Mapping[str, Any], cell: Mapping[str, Any], where: 
 
 def _positive(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
+def _around(facts: Mapping[str, Any], epochs: Sequence[Epoch], where: Path) -> float | None:
+    """Seconds outside of epochs. The result is that of the last attempt, and so are its seconds."""
+    seconds = _positive(facts.get("seconds"))
+    last = max([_whole(facts.get("restart"), "restart", where) or 0, *(epoch.restart for epoch in epochs)])
+    return None if seconds is None else seconds - sum(epoch.seconds or 0.0 for epoch in epochs if epoch.restart == last)
 
 
 def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:

@@ -30,7 +30,7 @@ class JobTime:
         fields: the values of `analysis.schema.GROUP` by name.
         epoch: one steady epoch with its validation; `validation`: its validation alone, None where not recorded.
         first: what the first epoch after each start takes longer, summed over the starts.
-        around: start, end and checkpoints outside of epochs; 0 where nobody recorded it.
+        around: one start, one end and checkpoints outside of epochs; 0 where nobody recorded it.
         deviation: standard deviation of log `epoch`: of its mean over replicates, or the usual noise of one measurement.
         measured_from: "runs" or "table".
     """
@@ -90,11 +90,7 @@ def _of_rows(key: tuple[Any, ...], rows: pd.DataFrame, runs: Sequence[Run]) -> J
         epoch, rest = float(np.median(whole / length)), 0.0
     values = each if len(each) else whole / length
     nodes = rows["n_nodes"].dropna()
-    jobs = [
-        run.job_seconds - sum(epoch.seconds or 0.0 for epoch in run.epochs)
-        for run in runs
-        if run.job_seconds and run.timed
-    ]
+    jobs = [run.around for run in runs if run.around is not None and run.timed]
     validation = [median for run in runs if (median := steady_median(run.epochs, "seconds_val")) is not None]
     return JobTime(
         fields={name: None if value is None else value for name, value in zip(GROUP, key[:-1], strict=True)},

@@ -27,7 +27,7 @@ class Run:
         cores: of the machine that rank 0 ran on; None where the job did not say.
         epochs: finished epochs that were recorded, in order; logs of others may leave some out.
         mixed: its epochs ran on different numbers of ranks or kinds of GPU, so they measure neither.
-        job_seconds: from start to end, with everything that is no epoch; None where not recorded.
+        around: s of its last attempt that are no epoch's: start, end, checkpoints; None where not recorded.
         energy: J that its GPUs took, sampled while it ran; None where not all of them tell.
         given: what the job was given that no other field tells, a word for each option after `--` and each variable.
         rules: further learning-rate rules that it counts for, of a run of one rank: all of them are the same there.
@@ -56,7 +56,7 @@ class Run:
     cores: int | None
     epochs: tuple[Epoch, ...]
     mixed: bool = False
-    job_seconds: float | None = None
+    around: float | None = None
     energy: float | None = None
     given: tuple[str, ...] = ()
     recorded: bool = False

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import analysis
+from analysis.jobtime import job_times
 from analysis.tables import read_inputs
+from hvdtrain import record
 from tests.analysis.conftest import AddCell
 
 TARGET = 0.8
@@ -49,6 +51,25 @@ def test_a_study_with_curves_is_forecast_at_twice_its_largest_size(add_cell: Add
     # An interval that holds everything would say nothing.
     assert ahead.high / ahead.low < 4
     assert best.fastest is not None and best.fastest.measured
+
+
+def test_what_an_attempt_took_around_its_epochs_is_of_that_attempt(add_cell: AddCell) -> None:
+    study = add_cell(1, status=None)
+    folder = study / "digits-n1-s0"
+    (folder / "epochs.jsonl").unlink()
+    log = record.EpochLog(folder / "epochs.jsonl")
+    for number in range(1, 11):
+        log.append(record.Epoch(number, seconds=100.0, samples_per_second=10.0, restart=int(number > 8)))
+    result = record.finish(folder, "completed", 0)
+    record.write_json(folder / "result.json", {**result, "seconds": 500.0})
+    given = read_inputs([study])
+    (job,) = job_times(given.table, given.runs)
+    assert job.around == 300
+    # A third attempt that found everything trained.
+    record.write_json(folder / "result.json", {**result, "seconds": 60.0, "restart": 2})
+    given = read_inputs([study])
+    (job,) = job_times(given.table, given.runs)
+    assert (job.around, job.total(10)) == (60, 1060)
 
 
 def test_one_batch_says_nothing_about_the_next(add_cell: AddCell) -> None:
