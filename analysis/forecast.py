@@ -62,7 +62,7 @@ def _to_target(measured_ways: Sequence[Way]) -> list[EpochsGroup]:
 def _way(at: Way, row: dict[str, float], group: EpochsGroup, asked: int, batch: int, last: float, metric: str) -> Way:
     low, epochs, high = group.interval(float(asked * batch))
     # A fit of total times predicts a total of as many epochs: only its ratio to the last size is of use here.
-    steady = (at.seconds / (at.epochs or 1.0)) if metric == "total_time" else last
+    steady = (at.seconds / (at.epochs or 1.0)) if metric == "total_time" else at.mean_epoch or last
     around = max(at.seconds - (at.epochs or 0.0) * steady, 0.0)
     each = [float(row[name]) / last * steady for name in ("low", "value", "high")]
     seconds = around + epochs * each[1]

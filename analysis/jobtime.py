@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.finding import known
 from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
-from analysis.runs import Run, steady_median, under_each_rule
+from analysis.runs import Run, steady, steady_median, under_each_rule
 from analysis.runs import on_fewest_nodes as same_nodes
 from analysis.schema import GROUP
 
@@ -29,6 +29,7 @@ class JobTime:
     Attributes:
         fields: the values of `analysis.schema.GROUP` by name.
         epoch: one steady epoch with its validation; `validation`: its validation alone, None where not recorded.
+        mean_epoch: the same in the mean, which holds a share of what not every epoch has: a checkpoint, a second validation.
         first: what the first epoch after each start takes longer, summed over the starts.
         around: one start, one end and checkpoints outside of epochs; 0 where nobody recorded it.
         deviation: standard deviation of log `epoch`: of its mean over replicates, or the usual noise of one measurement.
@@ -39,6 +40,7 @@ class JobTime:
     n_gpus: int
     n_nodes: int | None
     epoch: float
+    mean_epoch: float
     validation: float | None
     first: float
     around: float
@@ -49,7 +51,7 @@ class JobTime:
 
     def total(self, epochs: float) -> float:
         """Seconds of a job of that many epochs."""
-        return self.around + self.first + epochs * self.epoch
+        return self.around + self.first + epochs * self.mean_epoch
 
 
 def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
@@ -85,9 +87,12 @@ def _of_rows(key: tuple[Any, ...], rows: pd.DataFrame, runs: Sequence[Run]) -> J
     if not len(each) and not len(whole):
         return None
     epoch = float(np.median(each)) if len(each) else float(np.median(whole / length))
-    rest = float(np.median(whole - length * epoch)) if len(whole) else 0.0
+    means = [statistics.fmean(one.seconds or 0.0 for one in steady(run.epochs)) for run in runs if run.timed]
+    mean = statistics.median(means) if means else epoch
+    rest = float(np.median(whole - length * mean)) if len(whole) else 0.0
     if rest < 0:
-        epoch, rest = float(np.median(whole / length)), 0.0
+        mean, rest = float(np.median(whole / length)), 0.0
+        epoch = epoch if means else mean
     values = each if len(each) else whole / length
     nodes = rows["n_nodes"].dropna()
     jobs = [run.around for run in runs if run.around is not None and run.timed]
@@ -97,6 +102,7 @@ def _of_rows(key: tuple[Any, ...], rows: pd.DataFrame, runs: Sequence[Run]) -> J
         n_gpus=int(key[-1]),
         n_nodes=int(nodes.min()) if len(nodes) else None,
         epoch=epoch,
+        mean_epoch=mean,
         validation=statistics.median(validation) if validation else None,
         # What a table's total holds besides its epochs cannot be told apart into first epochs and the rest.
         first=rest if runs else 0.0,

@@ -171,13 +171,17 @@ def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:
 
     A run that has nothing else is measured by what it has: its callers see that from the number of epochs, one.
     """
+    values = [value for epoch in steady(epochs) if (value := getattr(epoch, field)) is not None]
+    return float(statistics.median(values)) if values else None
+
+
+def steady(epochs: Iterable[Epoch]) -> list[Epoch]:
+    """The epochs without each start's first one; where that leaves none, all but the first one; else that."""
     everything = list(epochs)
     started: set[int] = set()
-    steady: list[Epoch] = []
+    found: list[Epoch] = []
     for epoch in everything:
         if epoch.restart in started:
-            steady.append(epoch)
+            found.append(epoch)
         started.add(epoch.restart)
-    chosen = steady or everything[1:] or everything
-    values = [value for epoch in chosen if (value := getattr(epoch, field)) is not None]
-    return float(statistics.median(values)) if values else None
+    return found or everything[1:] or everything

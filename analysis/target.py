@@ -144,7 +144,7 @@ def _way(
             epochs = float(np.exp(np.log(counts).mean()))
             # A count is whole: half an epoch either way is lost in it besides the noise.
             own = deviation_of_mean(counts, float(np.hypot(NOISE, 0.5 / epochs)))
-            deviation = float(np.hypot(deviation, own * epochs * job.epoch / job.total(epochs)))
+            deviation = float(np.hypot(deviation, own * epochs * job.mean_epoch / job.total(epochs)))
             seconds = job.total(epochs)
         else:
             seconds = float("nan")
@@ -166,6 +166,7 @@ def _way(
         replicates=job.replicates,
         price=_price(job.fields, rates),
         energy=energy * seconds / whole if energy is not None and whole else None,
+        mean_epoch=job.mean_epoch,
     )
 
 

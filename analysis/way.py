@@ -25,6 +25,7 @@ class Way:
         val_acc: the accuracy that it ended with; `reached` whether that is the target (None: not recorded).
         basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (epochs_to_target or
             time_to_target, of an accuracy that is not known here), or "whole run", "epoch", "million samples".
+        mean_epoch: s that one more epoch adds; None where no epochs were timed.
         measured: False for a forecast.
         diverged: how many runs did, besides the `replicates`.
         apart: the fields that are not the same in all ways of the workload.
@@ -44,6 +45,7 @@ class Way:
     replicates: int
     price: float | None = None
     energy: float | None = None
+    mean_epoch: float | None = None
     measured: bool = True
     diverged: int = 0
     apart: tuple[str, ...] = ()

@@ -72,6 +72,25 @@ def test_what_an_attempt_took_around_its_epochs_is_of_that_attempt(add_cell: Add
     assert (job.around, job.total(10)) == (60, 1060)
 
 
+def test_slow_epochs_of_the_largest_size_shrink_with_it(add_cell: AddCell) -> None:
+    # Every third epoch takes twice as long: a second of every epoch is in four thirds of one.
+    sizes = [1, 2, 4, 8]
+    numbers = np.arange(1, 41)
+    for ranks in sizes:
+        seconds = _seconds(ranks) * np.where(numbers % 3 == 0, 2, 1)
+        curve = 0.95 * (1 - (1 - TARGET / 0.95) ** (numbers / _epochs(ranks)))
+        study = add_cell(ranks, (1000 / (seconds - 0.25)).tolist(), curve.tolist())
+    given = read_inputs([study])
+    best = analysis.recommend(given.table, target=TARGET, runs=given.runs)
+    assert {way.n_gpus: way.seconds for way in best.ways} == pytest.approx(
+        {ranks: 4 / 3 * _epochs(ranks) * _seconds(ranks) for ranks in sizes}, rel=0.15
+    )
+    (ahead,) = best.forecasts
+    truth = 4 / 3 * _epochs(16) * _seconds(16)
+    assert ahead.seconds == pytest.approx(truth, rel=0.2)
+    assert ahead.low < truth < ahead.high
+
+
 def test_one_batch_says_nothing_about_the_next(add_cell: AddCell) -> None:
     given = read_inputs([_study(add_cell, [2])])
     assert analysis.recommend(given.table, target=TARGET, runs=given.runs).forecasts == ()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import analysis
 from analysis.__main__ import main
 from analysis.assemble import assemble
 from analysis.jobtime import job_times
+from analysis.runs import Run
 from analysis.tables import read_inputs
 from hvdtrain import record
 from hvdtrain.errors import UserError
@@ -32,6 +34,11 @@ def text_of(columns: str, lines: Sequence[tuple[object, ...]]) -> str:
     return columns + "\n" + "".join(",".join(map(str, line)) + "\n" for line in lines)
 
 
+def read_of(path: Path) -> tuple[pd.DataFrame, Sequence[Run]]:
+    given = read_inputs([path])
+    return given.table, given.runs
+
+
 def metrics(path: Path) -> dict[str, float]:
     table = analysis.read(path)
     return dict(zip(table["metric"], table["value"], strict=True))
@@ -44,6 +51,16 @@ def test_wall_times_give_the_seconds_of_every_epoch(tmp_path: Path) -> None:
     assert (metrics(path)["epoch_time"], metrics(path)["total_time"]) == (12, 240)
     (job,) = job_times(given.table, given.runs)
     assert (job.epoch, job.first, job.trained, job.total(20)) == (12, 0, 20, 240)
+
+
+def test_slow_epochs_are_shared_out_over_all(tmp_path: Path) -> None:
+    (job,) = job_times(*read_of(walls(tmp_path, [40.0, 40.0, 80.0] * 4)))
+    assert (job.epoch, job.total(12)) == (40, pytest.approx(640))
+    assert job.total(3) == pytest.approx(160, rel=0.05)
+    # A first epoch that compiles is charged once, whatever follows.
+    (job,) = job_times(*read_of(walls(tmp_path, [100.0, *[40.0, 80.0, 40.0] * 4])))
+    assert (job.epoch, job.total(13)) == (40, pytest.approx(740))
+    assert job.total(4) == pytest.approx(260, rel=0.05)
 
 
 @pytest.mark.parametrize("start", [1.7e9, 86_400.0])
