@@ -113,6 +113,7 @@ def _answer(answer: Recommendation) -> dict[str, Any]:
         "within_limits": None if answer.best is None else _way(answer.best),
         "ways": [_way(way) for way in answer.ways],
         "unreached": [_way(way) for way in answer.unreached],
+        "uncounted": [_way(way) for way in answer.uncounted],
         "forecasts": [_way(way) for way in answer.forecasts],
         "next_run": answer.next_run,
         "sentences": list(answer.sentences),

@@ -17,8 +17,9 @@ from analysis.finding import Finding
 from analysis.fitting import FURTHEST, GroupFit, fit_scaling
 from analysis.measured import held_batches
 from analysis.phases import bound, by_size, phases_by_size
-from analysis.recommendation import Recommendation, recommend, wish
+from analysis.recommendation import Recommendation, recommend
 from analysis.runs import Run
+from analysis.sentences import wish
 from analysis.settled import BATCH, settled
 from analysis.stability import Stability
 from hvdtrain.errors import UserError
@@ -71,7 +72,7 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
     groups = {key: [run for several in sizes.values() for run in several] for key, sizes in by_group.items()}
     phases = {key: found for key, own in groups.items() if (found := phases_by_size(own))}
     answers = _answers(table, runs, wanted)
-    ways = [way for answer in answers for way in (*answer.ways, *answer.unreached)]
+    ways = [way for answer in answers for way in (*answer.ways, *answer.unreached, *answer.uncounted)]
     return Insights(
         findings=tuple(diagnose(table, runs)),
         fits=fits,

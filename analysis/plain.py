@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from analysis.assemble import Part, Report
 from analysis.epochs import EpochsGroup
-from analysis.recommendation import Recommendation, duration
+from analysis.recommendation import Recommendation
+from analysis.sentences import duration
 from analysis.stability import Stability
 from analysis.way import Way
 
 _NONE = "-"
+#: Why a way has no time, by its `missing`.
+_NO_TIME = {"epochs": "epochs not counted", "time": "no time of an epoch", "throughput": "no throughput"}
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def ways(answer: Recommendation) -> Sheet:
     """Every way to the target, and the forecasts."""
     rows = [_way(way, "") for way in answer.ways] + [_way(way, "forecast, not measured") for way in answer.forecasts]
     rows += [_way(way, "does not reach the target") for way in answer.unreached]
+    rows += [_way(way, _NO_TIME[way.missing]) for way in answer.uncounted]
     goal = _percent(answer.target)
     heading = {
         "target": f"Time to an accuracy of {goal}",
@@ -152,7 +156,7 @@ def _reaching(answer: Recommendation, goal: str) -> str:
     """What is known of the accuracy behind times to stability, in brackets."""
     if answer.target is None:
         return ""
-    recorded = [way.reached is not None for way in answer.ways]
+    recorded = [way.reached is not None for way in (*answer.ways, *answer.uncounted)]
     if answer.unreached or not recorded:
         return f" (at least {goal})"
     if not any(recorded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,20 +12,13 @@ from analysis.complete import completed
 from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
+from analysis.sentences import WHAT, best_ways, duration, nothing_learnt, uncounted_ways, unseen, wish, without_price
 from analysis.settled import BATCH, settled
 from analysis.target import check_prices, check_target, common_target, ways
 from analysis.way import Way, judged_by_cost, priced_as
 from hvdtrain.errors import UserError
 
-#: What a way's seconds are for, by its basis; and which of them are the time of a whole job.
-_WHAT = {
-    "target": "to the target",
-    "stable": "to stable accuracy",
-    "whole run": "for its whole run",
-    "epoch": "for one epoch",
-    "million samples": "for a million samples",
-    "recorded target": "to the target that was recorded",
-}
+#: By which bases a way's seconds are the time of a whole job.
 _WHOLE = ("target", "stable", "whole run", "recorded target")
 
 
@@ -41,6 +35,7 @@ class Recommendation:
         best: what the limits allow; None where there is no limit or nothing that meets it.
         ways: all measured ways that reach the target, by time.
         unreached: those that ended below it: not extrapolated.
+        uncounted: those without a time, because nobody counted their epochs or measured what the others are compared by.
         forecasts: ways that nobody measured.
         next_run: the one run that would reduce the uncertainty most, in words.
         sentences: the answer in words.
@@ -57,6 +52,7 @@ class Recommendation:
     best: Way | None
     ways: tuple[Way, ...]
     unreached: tuple[Way, ...]
+    uncounted: tuple[Way, ...]
     forecasts: tuple[Way, ...]
     next_run: str
     sentences: tuple[str, ...]
@@ -124,9 +120,10 @@ def _one(
     if not every:
         return None
     timed = sorted(
-        (way for way in every if way.seconds == way.seconds and way.reached is not False), key=lambda way: way.seconds
+        (way for way in every if not math.isnan(way.seconds) and way.reached is not False), key=lambda way: way.seconds
     )
-    unreached = tuple(way for way in every if way not in timed)
+    unreached = tuple(way for way in every if way.reached is False)
+    uncounted = tuple(way for way in every if way.reached is not False and math.isnan(way.seconds))
     fastest, fast_rivals = _first(timed, "seconds")
     # Money is not compared with hours: where any way has a price, were it one that does not reach the target, those without are
     # not judged by cost.
@@ -137,20 +134,19 @@ def _one(
     best, limit = _within(timed, judged, money, deadline, budget, basis)
     # What diverged whenever it was tried has an answer.
     tried = [(dict(way.fields), way.n_gpus) for way in every]
-    ahead = [
-        way for way in forecasts(settled(rows, runs, BATCH), timed) if (dict(way.fields), way.n_gpus) not in tried
-    ]
+    ahead = [way for way in forecasts(settled(rows, runs, BATCH), timed) if (dict(way.fields), way.n_gpus) not in tried]
     run = next_run(rows, fastest, fast_rivals)
     sentences = [
-        *_sentences(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
-        *_nothing_learnt(goal, every),
-        *_unseen(target, basis, timed),
-        *_without_price([way for way in timed if way not in judged], [] if money else judged),
+        *best_ways(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
+        *uncounted_ways(basis, uncounted),
+        *nothing_learnt(goal, every),
+        *unseen(target, basis, timed),
+        *without_price([way for way in timed if way not in judged], [] if money else judged),
         *limit,
     ]
     return Recommendation(
-        workload, goal, basis, fastest, cheapest, fast_rivals, cheap_rivals, best, tuple(timed), unreached, tuple(ahead),
-        run, tuple(sentences),
+        workload, goal, basis, fastest, cheapest, fast_rivals, cheap_rivals, best, tuple(timed), unreached, uncounted,
+        tuple(ahead), run, tuple(sentences),
     )  # fmt: skip
 
 
@@ -178,7 +174,7 @@ def _within(
     if basis not in _WHOLE:
         return None, [
             f"What keeps {said} cannot be said: how many epochs are needed is not known, and the times are those "
-            f"{_WHAT[basis]}. Record epochs and accuracies, or total times of as many epochs each."
+            f"{WHAT[basis]}. Record epochs and accuracies, or total times of as many epochs each."
         ]
     surely = [way for way in judged if all(way.worth(by)[2] <= limit for by, limit in limits)]
     maybe = [way for way in judged if way not in surely and all(way.worth(by)[1] <= limit for by, limit in limits)]
@@ -196,104 +192,14 @@ def _within(
     return None, [f"Nothing that {which} keeps {said}."]
 
 
-def wish(target: float | None, deadline: float | None, budget: float | None, unit: str = "") -> str:
-    """What was asked for in words, "" where nothing was; `unit` is that of the budget, with a space before it."""
-    found = [] if target is None else [f"a target of {target:g}"]
-    found += [] if deadline is None else [f"a deadline of {duration(deadline)}"]
-    return " and ".join([*found, *([] if budget is None else [f"a budget of {budget:g}{unit}"])])
-
-
-def _unseen(target: float | None, basis: str, timed: Sequence[Way]) -> list[str]:
-    """That nobody knows whether a target that was asked for is reached, where no accuracy was recorded."""
-    unknown = [way for way in timed if way.reached is None]
-    if target is None or basis == "target" or not unknown:
-        return []
-    names = "" if len(unknown) == len(timed) else f" of {', '.join(way.name for way in unknown)}"
-    return [
-        f"No accuracy{names} was recorded, so whether {target:.4g} is reached is not known: times are those {_WHAT[basis]}."
-    ]
-
-
-def _without_price(ways: Sequence[Way], others: Sequence[Way]) -> list[str]:
-    """Which ways are not judged by cost, and what would change that: prices of these, and of the `others` that have none."""
-    if not ways:
-        return []
-    names = ", ".join(way.name for way in ways)
-    kinds = dict.fromkeys(kind for way in (*ways, *others) if (kind := priced_as(way.fields)) is not None)
-    options = " ".join(f'--price "{kind}=RATE"' if " " in kind else f"--price {kind}=RATE" for kind in kinds)
-    hint = f"give {options}" if options else "their GPU type is not recorded"
-    return [f"Without a price, and so not judged by cost: {names}; {hint}."]
-
-
 def _of_nobody(prices: Mapping[str, float], answers: Sequence[Recommendation]) -> list[str]:
     """Which prices are of types that were not measured: perhaps mistyped."""
-    kinds = [priced_as(way.fields) for answer in answers for way in (*answer.ways, *answer.unreached)]
+    kinds = [
+        priced_as(way.fields) for answer in answers for way in (*answer.ways, *answer.unreached, *answer.uncounted)
+    ]
     measured = list(dict.fromkeys(kind for kind in kinds if kind is not None))
     strange = [kind for kind in prices if kind.lower() not in {own.lower() for own in measured}]
     if not strange:
         return []
     here = f"those measured are {', '.join(measured)}" if measured else "no GPU type is recorded"
     return [f"No configuration ran on {', '.join(strange)}, so its price changes nothing: {here}."]
-
-
-def _nothing_learnt(goal: float | None, every: Sequence[Way]) -> list[str]:
-    """That times lead to no accuracy, where accuracies were recorded and none is above 0."""
-    ended = [way.val_acc for way in every if way.val_acc is not None]
-    if goal is not None or not ended:
-        return []
-    return [
-        f"No configuration has learnt anything (accuracies up to {max(ended):.3g}): times here lead to no accuracy."
-    ]
-
-
-def _sentences(
-    basis: str, goal: float | None, fastest: Way | None, fast_rivals: Sequence[Way], cheapest: Way | None,
-    cheap_rivals: Sequence[Way], unreached: Sequence[Way],
-) -> list[str]:  # fmt: skip
-    what = {**_WHAT, "target": f"to {100 * (goal or 0):.1f} % accuracy"}
-    found = []
-    if fastest is not None:
-        found.append(
-            f"Fastest {what[basis]}: {fastest.name}, {duration(fastest.seconds)} "
-            f"({duration(fastest.low)} to {duration(fastest.high)}), {fastest.gpu_hours:.3g} {fastest.hours_unit}"
-            + _rivals(fast_rivals, "seconds")
-        )
-    if cheapest is not None:
-        cost = (
-            f"a cost of {cheapest.cost:.3g}"
-            if cheapest.cost is not None
-            else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
-        )
-        found.append(f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + _rivals(cheap_rivals, "cost"))
-    if unreached:
-        named = ", ".join(f"{way.name} ({_ended(way)})" for way in unreached)
-        at = f"{goal:.4g}" if goal is not None else "a stable accuracy"
-        found.append(f"Not seen to reach {at}, and not extrapolated: {named}.")
-    return found
-
-
-def _ended(way: Way) -> str:
-    """How the runs of a way ended that does not reach the target."""
-    if way.diverged > way.replicates:
-        return f"{way.diverged} of {way.diverged + way.replicates} runs diverged" if way.replicates else "diverged"
-    return "no answer" if way.val_acc is None else f"{way.val_acc:.4g}"
-
-
-def _rivals(rivals: Sequence[Way], by: str) -> str:
-    if not rivals:
-        return ". No other interval reaches into this one."
-    unit = "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"
-    values = [(way.name, way.worth(by)[1]) for way in rivals]
-    spans = [f"{name} ({duration(value) if by == 'seconds' else f'{value:.3g}{unit}'})" for name, value in values]
-    return f"; not told apart from {', '.join(spans)}."
-
-
-def duration(seconds: float) -> str:
-    """ "19 min 27 s", "2 h 05 min", "8.3 s"."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    if seconds < 5400:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.endings import SHORTEST_CURVE, curve_of, first_epochs, key_of_run, only_diverged, recorded_in, without_answer
+from analysis.endings import (
+    SHORTEST_CURVE,
+    curve_of,
+    first_epochs,
+    key_of_run,
+    only_diverged,
+    recorded_in,
+    without_answer,
+)
 from analysis.epochs import METRICS_OF_EPOCHS, NOISE
 from analysis.finding import known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
@@ -64,9 +72,10 @@ def ways(
 
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
-    length), or one epoch, or million samples: the first that all configurations have. A recorded time_to_target goes before these
-    three where all configurations have it. One rank is one way, whatever the learning-rate rules. Configurations of which every
-    run diverged are ways too, without a time: they do not reach anything.
+    length), or one epoch, or million samples: the first that all configurations have, or else what most have. A recorded
+    time_to_target goes before these three where all configurations have it. A configuration that lacks what counts is a way
+    without a time; so is one of which every run diverged, which does not reach anything. One rank is one way, whatever the
+    learning-rate rules.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not finite and above zero.
@@ -94,7 +103,7 @@ def _every(
     to = next((metric for metric, by in every.items() if by), METRICS_OF_EPOCHS[0])
     counted = every[to]
     curves = first_epochs(runs, target) if target is not None else {}
-    if not all(_key(job) in curves for job in jobs):
+    if not jobs or not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
         curves = {}
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
@@ -112,25 +121,29 @@ def _every(
             _plain(key, values, float(np.median(values)), "recorded target", accuracies, rates, target, lost)
             for key, values in recorded.items()
         ]
-    if counts_epochs:
-        basis = "target" if curves else "stable" if to == "epochs_to_stability" else "recorded target"
-    elif not timed >= set(fast) and len(fast) > len(timed):
-        # Times would leave out who has a throughput only. Where neither is known of all, what is known of more counts.
-        return [
-            _plain(key, values, 1e6 / float(np.median(values)), "million samples", accuracies, rates, target, lost)
+    found: list[Way] = []
+    # Times would leave out who has a throughput only. Where neither is known of all, what is known of more counts.
+    if not counts_epochs and not timed >= set(fast) and len(fast) > len(timed):
+        basis, missing = "million samples", "throughput"
+        found = [
+            _plain(key, values, 1e6 / float(np.median(values)), basis, accuracies, rates, target, lost)
             for key, values in fast.items()
         ]
     else:
-        basis = "whole run" if jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1 else "epoch"
-    found = []
-    for job, counts in zip(jobs, epochs_of, strict=True):
-        ended = accuracies.get(_key(job))
-        accuracy = None if ended is None else float(np.median(ended))
-        reached = _key(job) not in lost and _reached(accuracy, target, counts, _key(job) in curves)
-        energy = energies.get(_key(job))
-        found.append(
-            _way(job, counts, basis, accuracy, reached, rates, None if energy is None else float(np.median(energy)))
-        )
+        missing = "time"
+        if counts_epochs:
+            basis = "target" if curves else "stable" if to == "epochs_to_stability" else "recorded target"
+        else:
+            basis = "whole run" if jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1 else "epoch"
+        for job, counts in zip(jobs, epochs_of, strict=True):
+            accuracy = _median(accuracies.get(_key(job)))
+            reached = _key(job) not in lost and _reached(accuracy, target, counts, _key(job) in curves)
+            found.append(_way(job, counts, basis, accuracy, reached, rates, _median(energies.get(_key(job)))))
+    known_of = {_key(way) for way in found}
+    for key in dict.fromkeys((*fast, *map(_key, jobs), *recorded) if found else ()):
+        if key not in known_of:
+            way = _plain(key, np.array([math.nan]), math.nan, basis, accuracies, rates, target, lost)
+            found.append(replace(way, missing=missing, replicates=len(accuracies.get(key, ()))))
     return found
 
 
@@ -167,6 +180,7 @@ def _way(
         price=_price(job.fields, rates),
         energy=energy * seconds / whole if energy is not None and whole else None,
         mean_epoch=job.mean_epoch,
+        missing="epochs" if math.isnan(seconds) else "",
     )
 
 
@@ -176,8 +190,7 @@ def _plain(
 ) -> Way:  # fmt: skip
     """A way of which nothing but its seconds is known, from replicates of `values`."""
     fields = dict(zip(GROUP, key[:-1], strict=True))
-    ended = accuracies.get(key)
-    accuracy = None if ended is None else float(np.median(ended))
+    accuracy = _median(accuracies.get(key))
     reached = key not in lost and _reached(accuracy, target, None, False)
     deviation = deviation_of_mean(values, PRIOR.expected)
     return Way(
@@ -202,6 +215,10 @@ def _reached(accuracy: float | None, target: float | None, counts: Any, from_cur
     if target is None or accuracy is None:
         return None
     return accuracy >= target - 1e-9
+
+
+def _median(values: np.ndarray[Any, Any] | None) -> float | None:
+    return None if values is None else float(np.median(values))
 
 
 def _accuracies(table: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:

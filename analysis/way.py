@@ -26,6 +26,7 @@ class Way:
         basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (epochs_to_target or
             time_to_target, of an accuracy that is not known here), or "whole run", "epoch", "million samples".
         mean_epoch: s that one more epoch adds; None where no epochs were timed.
+        missing: what is not known, so that there are no `seconds`: "epochs" to the target, the "time" of one, "throughput".
         measured: False for a forecast.
         diverged: how many runs did, besides the `replicates`.
         apart: the fields that are not the same in all ways of the workload.
@@ -46,6 +47,7 @@ class Way:
     price: float | None = None
     energy: float | None = None
     mean_epoch: float | None = None
+    missing: str = ""
     measured: bool = True
     diverged: int = 0
     apart: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.recommendation import _rivals
+from analysis.sentences import rivals_of
 from hvdtrain.errors import UserError
 
 
@@ -81,7 +81,9 @@ def test_eight_v100_reach_stable_accuracy_first(lab: pd.DataFrame) -> None:
     assert any(
         "not told apart from 4 x V100 (1.89 GPU-hours), 4 x T4 (1.89 GPU-hours)." in said for said in best.sentences
     )
-    assert _rivals(best.ways[:2], "seconds") == "; not told apart from 8 x V100 (19 min 27 s), 4 x V100 (28 min 22 s)."
+    assert (
+        rivals_of(best.ways[:2], "seconds") == "; not told apart from 8 x V100 (19 min 27 s), 4 x V100 (28 min 22 s)."
+    )
     assert "16 GPUs" in best.next_run
 
 

@@ -12,6 +12,8 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
+from analysis.as_json import as_json
+from analysis.assemble import assemble
 from analysis.curves import accuracy_curves
 from analysis.endings import curve_of
 from analysis.plain import ways
@@ -110,6 +112,35 @@ def test_what_all_configurations_have_is_compared(tmp_path: Path) -> None:
     path.write_text("GPUs,images/s,time to target [s]\n1,100,900\n2,195,500\n4,380,\n")
     best = answer([path])
     assert ([way.n_gpus for way in best.ways], best.basis) == ([4, 2, 1], "million samples")
+
+
+def test_who_lacks_what_is_compared_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("GPUs,images/s,epoch time [s],val_acc\n1,,100,0.9\n2,195,,0.9\n4,380,,0.9\n8,700,,0.9\n")
+    best = answer([path])
+    assert [way.n_gpus for way in best.ways] == [8, 4, 2]
+    assert [way.n_gpus for way in best.uncounted] == [1]
+    assert "No throughput is known of 1 rank (0.9), so it is not ranked." in best.sentences
+    path.write_text("GPUs,images/s,epoch time [s],epochs to stability\n1,,100,9\n2,195,51,9\n4,380,,\n8,700,,\n")
+    best = answer([path])
+    assert ([way.n_gpus for way in best.ways], best.basis) == ([2, 1], "stable")
+    assert "No time of an epoch is known of 4 ranks, 8 ranks, so they are not ranked." in best.sentences
+
+
+def test_epochs_that_nobody_counted_are_not_taken_for_missing_the_target(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "GPU type,GPUs,epochs,epoch time [s],val_acc,epochs to stability\n"
+    path.write_text(f"{head}V100,4,30,80,0.70,20\nV100,8,30,44,0.72,N/A\n")
+    best = answer([path])
+    assert best.unreached == ()
+    assert [way.n_gpus for way in best.uncounted] == [8]
+    assert not any("Not seen to reach" in said for said in best.sentences)
+    assert "No epochs to stability are known of 8 x V100 (0.72), so it is not ranked." in best.sentences
+    sheet = ways(best)
+    assert sheet.heading == "Time to stable accuracy (all reach 70.0 %)"
+    assert sheet.rows[-1][-1] == "epochs not counted"
+    report = as_json(assemble(read_inputs([path])))["recommendations"][0]
+    assert (report["unreached"], [way["n_gpus"] for way in report["uncounted"]]) == ([], [8])
 
 
 def test_a_curve_that_stays_at_zero_does_not_reach_either(tmp_path: Path) -> None:

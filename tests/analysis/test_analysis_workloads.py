@@ -37,7 +37,9 @@ def test_names_stay_where_all_agree(add_cell: AddCell) -> None:
 def test_runs_that_diverged_are_of_the_workload_that_they_were_given(add_cell: AddCell) -> None:
     for seed in range(3):
         add_cell(1, cell={"extra_arguments": ["--width", "12"]}, seed=seed)
-        study = add_cell(2, cell={"extra_arguments": ["--width", "64"]}, seed=seed, status="diverged" if seed else "completed")
+        study = add_cell(
+            2, cell={"extra_arguments": ["--width", "64"]}, seed=seed, status="diverged" if seed else "completed"
+        )
     given = read_inputs([study])
     assert {run.workload for run in given.runs if run.n_gpus == 2} == {"digits, --width 64"}
     best = analysis.recommend(given.table, runs=given.runs)
