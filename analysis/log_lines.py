@@ -50,6 +50,11 @@ def bare(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def is_test(name: str) -> bool:
+    """Whether a column is of a test: the validation of some, what others do once at the end."""
+    return bare(name).startswith("test")
+
+
 def number(line: Line, name: str, path: Path) -> float | None:
     """What a line holds in a column; None where that is empty, NaN where it says so.
 
@@ -209,6 +214,9 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
 def _merged(lines: Sequence[Line], epoch: str, path: Path) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     """Fields of `Epoch` by epoch, and the last wall time of each: a logger may write several lines an epoch."""
     columns = {name: field for name in lines[0] if name and (field := NAMES.get(bare(name)))}
+    validated = {field for name, field in columns.items() if not is_test(name)}
+    tests = [name for name, field in columns.items() if is_test(name) and field in validated]
+    columns = {name: field for name, field in columns.items() if name not in tests}
     walls_in = [name for name in lines[0] if name and bare(name) in _WALL]
     merged: dict[int, dict[str, float]] = {}
     said_in: dict[tuple[int, str], Line] = {}
@@ -218,17 +226,19 @@ def _merged(lines: Sequence[Line], epoch: str, path: Path) -> tuple[dict[int, di
         place = whole(line, epoch, path)
         if place is None:
             continue
-        entry = merged.setdefault(place, {})
         given = {
             field: (value, name) for name, field in columns.items() if (value := number(line, name, path)) is not None
         }
+        if not given and any(number(line, name, path) is not None for name in tests):
+            continue  # a test after the last epoch is none
+        entry = merged.setdefault(place, {})
         for field, (value, name) in given.items():
             if field == "seconds" and not math.isfinite(value):
                 continue
             # Where an epoch after the first is gone back to, a restart trained it again, and the later line counts.
             other = said_in.get((place, field), {})
             again = place != before and place == min(merged)
-            # A test at the end is another column of the same field.
+            # What differs there in this column, not in another one of the same field, is of another run.
             if number(other, name, path) is not None and (
                 again or (place == before and _differ(line, other, field, name, path))
             ):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, number, parts, whole
+from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, is_test, number, parts, whole
 from analysis.runs import Run
 from analysis.words import printable
 from hvdtrain import record
@@ -96,7 +96,8 @@ def read_events(path: Path) -> list[Run]:
         events = EventAccumulator(str(folder if path.is_dir() else path), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         tensors = [tag for tag in events.Tags()["tensors"] if _is_scalar(events, tag)]
-        for tag in (*events.Tags()["scalars"], *tensors):
+        # A test at the end is read only where no other scalar is an accuracy.
+        for tag in sorted((*events.Tags()["scalars"], *tensors), key=lambda tag: is_test(tag.split("/")[-1])):
             short = bare(tag.split("/")[-1])
             validation = "val" in folder.name.lower() and short in ("epochaccuracy", "accuracy", "acc")
             if validation or NAMES.get(short) == "val_acc" or NAMES.get(bare(tag)) == "val_acc":
@@ -107,7 +108,8 @@ def read_events(path: Path) -> list[Run]:
                     ]
                 else:
                     points = [(event.step, float(event.value), event.wall_time) for event in events.Scalars(tag)]
-                runs.append(_run(folder, _exported(points, folder)))
+                # Keras counts from 0, and validates in the epochs that it is told to.
+                runs.append(_run(folder, _exported(points, folder, validation and short == "epochaccuracy")))
                 break
     if not runs:
         raise UserError(
@@ -121,18 +123,20 @@ def _is_scalar(events: Any, tag: str) -> bool:
     return str(events.SummaryMetadata(tag).plugin_data.plugin_name) == "scalars"
 
 
-def _exported(points: Sequence[tuple[int, float | None, float | None]], path: Path) -> list[Epoch]:
+def _exported(
+    points: Sequence[tuple[int, float | None, float | None]], path: Path, from_zero: bool = False
+) -> list[Epoch]:
+    """`points` (step, value, wall time) as epochs; `from_zero` where steps are known to be epochs, the first of them 0."""
     values = [value for _, value, _ in points if value is not None and math.isfinite(value)]
     if values and not (min(values) >= 0 and max(values) <= 100):
         raise UserError(
             f"{path}: values from {min(values):g} to {max(values):g} are no accuracies (0 to 1, or percent)"
         )
-    took, latest = _took(points)
-    steps = list(latest)
-    first = 1 if steps and min(steps) == 0 else 0
     # Steps that are optimizer steps (500, 1000, ...) are numbered as the epochs they ended.
-    apart = sorted(set(steps))
-    by_epoch = len(apart) < 2 or apart[1] - apart[0] == 1
+    apart = sorted({step for step, _, _ in points})
+    by_epoch = from_zero or len(apart) < 2 or apart[1] - apart[0] == 1
+    first = 1 if from_zero or apart[:1] == [0] else 0
+    took, latest = _took(points, by_epoch)
     epochs = [
         Epoch(step + first if by_epoch else place + 1, val_acc=latest[step], seconds=took.get(step))
         for place, step in enumerate(apart)
@@ -141,18 +145,20 @@ def _exported(points: Sequence[tuple[int, float | None, float | None]], path: Pa
 
 
 def _took(
-    points: Sequence[tuple[int, float | None, float | None]],
+    points: Sequence[tuple[int, float | None, float | None]], by_epoch: bool
 ) -> tuple[dict[int, float | None], dict[int, float | None]]:
     """Seconds since the step before, and the value, by step: the last point of each counts, because a restart repeats steps.
 
-    The first point after a step back comes after the wait for the restart: how long its epoch took is not known.
+    The first point after a step back comes after the wait for the restart: how long its epoch took is not known. Nor is it where
+    steps are epochs and some are left out between two points.
     """
     took: dict[int, float | None] = {}
     latest: dict[int, float | None] = {}
     repeated = len({step for step, _, _ in points}) < len(points)
     before: tuple[int, float | None] | None = None
     for step, value, wall in points if repeated else sorted(points, key=lambda point: point[0]):
-        since = None if before is None or before[0] >= step else before[1]
+        follows = before is not None and (before[0] == step - 1 if by_epoch else before[0] < step)
+        since = before[1] if before is not None and follows else None
         took[step] = None if wall is None or since is None or wall <= since else wall - since
         latest[step] = value
         before = step, wall

@@ -14,12 +14,16 @@ _FALLS = 2
 _GROWN, _OF_TWO = 1.15, 1.5
 #: A clock of a long start-up grows by little, but evenly: its steps differ by no more than this, durations that rise do.
 _EVEN = 1.25
+#: Durations of fewer epochs than this may all rise by chance, and of fewer than that by about the same step.
+_FEW, _FEWEST = 6, 4
 #: Each start begins at about the same time: what it takes to the end of its first epoch.
 _ALIKE, _ABOUT = 1.5, 2.0
 
 
 def seconds_of(walls: Mapping[int, float], first: int) -> dict[int, float]:
     """Seconds of the epochs that wall times tell.
+
+    Nothing where a few times may be either, a clock's or durations: read as the wrong one they would be off by far.
 
     Args:
         walls: s, by epoch.
@@ -35,7 +39,7 @@ def seconds_of(walls: Mapping[int, float], first: int) -> dict[int, float]:
     }
     begun = walls.get(first, math.inf)
     if not 0 < begun <= sum(found.values()):
-        return found
+        return {} if _may_be_either([walls[epoch] for epoch in epochs]) else found
     # A clock that is back at about its first value counts from a start again, as it did there.
     again = {
         later: walls[later]
@@ -65,6 +69,13 @@ def _are_durations(times: Sequence[float]) -> bool:
     told = [start for start in starts if not often or 2 < len(start) == len(set(start))]
     growing = sum(len(start) - 1 for start in told if _grows(start))
     return 2 * growing <= steps - falls
+
+
+def _may_be_either(times: Sequence[float]) -> bool:
+    """Whether these few may be durations that happen to rise, or a clock after a start-up longer than they are."""
+    if not times or not 0 < times[0] < _DATE or any(later <= earlier for earlier, later in pairwise(times)):
+        return False
+    return len(times) < _FEWEST or (len(times) < _FEW and not _rise_evenly([times]))
 
 
 def _rise_evenly(starts: Sequence[Sequence[float]]) -> bool:

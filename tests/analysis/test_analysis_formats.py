@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,38 @@ def test_tensorboard_events_are_read_where_it_is_installed(tmp_path: Path) -> No
     (run,) = read_inputs([tmp_path / "run-2gpu"]).runs
     assert [epoch.epoch for epoch in run.epochs] == list(range(1, 11))
     assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0.5 + step / 100 for step in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "timed"),
+    [
+        (range(4, 50, 5), range(5, 51, 5), ()),
+        ([0, 1, 2, 7, 8], [1, 2, 3, 8, 9], (2, 3, 9)),
+        # From a checkpoint on.
+        ([10, 11, 12], [11, 12, 13], (12, 13)),
+    ],
+)
+def test_keras_validates_in_epochs_whatever_lies_between_them(
+    tmp_path: Path, steps: Sequence[int], epochs: Sequence[int], timed: Sequence[int]
+) -> None:
+    write_events(tmp_path / "run-2gpu" / "validation", "epoch_accuracy", [(step, step / 100) for step in steps])
+    (run,) = read_inputs([tmp_path / "run-2gpu"]).runs
+    assert [epoch.epoch for epoch in run.epochs] == [*epochs]
+    assert {epoch.epoch: epoch.seconds for epoch in run.epochs if epoch.seconds is not None} == dict.fromkeys(timed, 10)
+
+
+def test_steps_of_an_optimizer_are_numbered_as_epochs_in_events_too(tmp_path: Path) -> None:
+    write_events(tmp_path / "run-2gpu", "val_acc", [(step, step / 10000) for step in (500, 1000, 1500)])
+    (run,) = read_inputs([tmp_path / "run-2gpu"]).runs
+    assert [epoch.epoch for epoch in run.epochs] == [1, 2, 3]
+
+
+def test_events_of_a_test_are_no_validation(tmp_path: Path) -> None:
+    folder = tmp_path / "run-2gpu"
+    write_events(folder, "test_acc", [(3, 0.4)])
+    write_events(folder, "val_acc", [(step, step / 10) for step in range(3)])
+    (run,) = read_inputs([folder]).runs
+    assert [epoch.val_acc for epoch in run.epochs] == pytest.approx([0, 0.1, 0.2])
 
 
 @pytest.mark.parametrize("plugin", ["scalars", "histograms"])

@@ -123,6 +123,36 @@ def test_a_clock_rises_by_an_epoch_at_a_time_and_durations_do_not(
     assert metrics(path).get("total_time") == (sum(known) if len(known) == len(expected) else None)
 
 
+@pytest.mark.parametrize(
+    ("times", "known"),
+    [
+        ([40.2, 40.6], False),
+        ([40.2, 40.6, 41.5], False),
+        ([40, 41, 42], False),
+        ([40, 41, 43, 46, 47], False),
+        ([100, 110, 120], False),
+        # Real clocks: a start-up that the epochs outgrow, one that they rise evenly from, a date.
+        ([40, 80], True),
+        ([100, 150, 201], True),
+        ([100, 110, 120.5, 130], True),
+        ([1.7e9, 1.7e9 + 10], True),
+    ],
+)
+def test_a_few_times_that_happen_to_rise_are_no_clock(tmp_path: Path, times: list[float], known: bool) -> None:
+    (run,) = read_inputs([walls(tmp_path, times)]).runs
+    assert any(epoch.seconds is not None for epoch in run.epochs) is known
+
+
+def test_two_epochs_that_rise_make_no_size_slow(tmp_path: Path) -> None:
+    for ranks, times in ((1, (40.2, 40.6)), (2, (20.4, 20.1))):
+        path = tmp_path / f"log_n{ranks}.csv"
+        path.write_text(text_of("epoch,val_acc,time", [(epoch, 0.5 + epoch / 10, times[epoch]) for epoch in (0, 1)]))
+    given = read_inputs([tmp_path / "log_n1.csv", tmp_path / "log_n2.csv"])
+    times_of = given.table[given.table["metric"] == "epoch_time"]
+    assert dict(zip(times_of["n_gpus"], times_of["value"], strict=True)) == {2: 20.1}
+    assert "retrograde" not in {finding.code for finding in analysis.diagnose(given.table, given.runs)}
+
+
 @pytest.mark.parametrize("start", [0, 1_700_000_000])
 def test_a_clock_of_whole_seconds_stands_still_in_short_epochs(tmp_path: Path, start: int) -> None:
     (run,) = read_inputs([walls(tmp_path, [start + time for time in (1, 1, 1, 2, 2, 3, 3, 3, 4)])]).runs
@@ -277,6 +307,26 @@ def test_a_path_and_a_column_that_disagree_are_refused(tmp_path: Path) -> None:
     path.write_text(text_of("epoch,workers,val_acc", [(e, 8, 0.1 * e) for e in range(5)]))
     with pytest.raises(UserError, match="its path says 4 ranks, and a column of it 8"):
         analysis.read(path)
+
+
+def test_a_test_at_the_end_is_no_validation(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    lines = [(0, 99, 1.0, 0.5, ""), (1, 199, 0.8, 0.6, ""), (2, 200, "", "", 0.4)]
+    path.write_text(text_of("epoch,step,train_loss,val_acc,test_acc", lines))
+    (run,) = read_inputs([path]).runs
+    assert [epoch.val_acc for epoch in run.epochs] == [0.5, 0.6]
+    # Its time is none of an epoch's either.
+    path.write_text(text_of("epoch,time,val_acc,test_acc", [(0, 10, 0.5, ""), (1, 20, 0.6, ""), (2, 25, "", 0.4)]))
+    (run,) = read_inputs([path]).runs
+    assert [(epoch.val_acc, epoch.seconds) for epoch in run.epochs] == [(0.5, 10), (0.6, 10)]
+    for columns, line in (("epoch,val_acc,test_acc", (0, 0.5, 0.4)), ("epoch,test_acc,val_acc", (0, 0.4, 0.5))):
+        path.write_text(text_of(columns, [line]))
+        (run,) = read_inputs([path]).runs
+        assert [epoch.val_acc for epoch in run.epochs] == [0.5]
+    # Some call their validation a test.
+    path.write_text(text_of("epoch,val_loss,test_acc", [(0, 1.0, 0.4), (1, 0.9, 0.5)]))
+    (run,) = read_inputs([path]).runs
+    assert [epoch.val_acc for epoch in run.epochs] == [0.4, 0.5]
 
 
 def test_validations_within_an_epoch_and_a_restart_are_one_run(tmp_path: Path) -> None:
