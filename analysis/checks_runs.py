@@ -70,7 +70,7 @@ def _lower_bounds(runs: Sequence[Run]) -> Iterator[Finding]:
 
 def _waiting(runs: Sequence[Run], device: str | None, about: str) -> Iterator[Finding]:
     for ranks, seconds in phases_by_size(runs).items():
-        if bound(seconds) != "input":
+        if bound(seconds, ranks) != "input":
             continue
         training = sum(value for phase, value in seconds.items() if phase != "val")
         share = seconds["data"] / training

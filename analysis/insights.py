@@ -80,7 +80,7 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
         epochs=fit_epochs(settled(table, runs, BATCH)),
         stability={key: curves for key, own in groups.items() if (curves := stability_of(own))},
         phases=phases,
-        limits={key: {n: bound(seconds) for n, seconds in sizes.items()} for key, sizes in phases.items()},
+        limits={key: {n: bound(seconds, n) for n, seconds in sizes.items()} for key, sizes in phases.items()},
         answers=answers,
         splits=tuple(splits(table, ways)),
         unanswered="" if answers else _unanswered(wanted),

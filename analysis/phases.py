@@ -40,8 +40,12 @@ def phase_seconds(epochs: Sequence[Epoch]) -> dict[str, float] | None:
     return {**found, "other": max(0.0, whole - sum(found.values()))}
 
 
-def bound(seconds: Mapping[str, float]) -> str:
-    """What limits training: "input", "communication", "overhead" or "compute", by shares of the time without validation."""
+def bound(seconds: Mapping[str, float], n_gpus: int) -> str:
+    """What limits training: "input", "communication", "overhead" or "compute", by shares of the time without validation.
+
+    A phase that was not measured is part of another one: waiting for data of what no phase holds, communication (of several
+    ranks) of the backward pass. Then it is "input or overhead", or "compute or communication".
+    """
     training = sum(value for phase, value in seconds.items() if phase != "val")
     if training <= 0:
         return "compute"
@@ -50,7 +54,9 @@ def bound(seconds: Mapping[str, float]) -> str:
         return "input"
     if share.get("allreduce", 0.0) > _COMMUNICATION:
         return "communication"
-    return "overhead" if share["other"] > _OVERHEAD else "compute"
+    if share["other"] > _OVERHEAD:
+        return "overhead" if "data" in share else "input or overhead"
+    return "compute" if "allreduce" in share or n_gpus == 1 else "compute or communication"
 
 
 def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:

@@ -108,7 +108,8 @@ def phases(report: Report, part: Part) -> Sheet | None:
     names = list(dict.fromkeys(name for seconds in found.values() for name in seconds))
     limits = report.insights.limits[part.group.key]
     rows = [
-        [str(n), *(number(seconds.get(name)) for name in names), f"{limits[n]}-bound"] for n, seconds in found.items()
+        [str(n), *(number(seconds.get(name)) for name in names), f"{limits[n].replace(' or ', '- or ')}-bound"]
+        for n, seconds in found.items()
     ]
     shown = [{"val": "validation", "other": "not recorded"}.get(name, name) for name in names]
     return Sheet("Seconds of an epoch", ["ranks", *shown, "limited by"], rows)

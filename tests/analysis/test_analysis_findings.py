@@ -8,10 +8,14 @@ import pandas as pd
 import pytest
 
 import analysis
+from analysis import plain
+from analysis.assemble import assemble
 from analysis.checks_speed import speed_checks
 from analysis.finding import CODES
 from analysis.phases import bound, phase_seconds
-from hvdtrain.record import Epoch
+from analysis.tables import read_inputs
+from hvdtrain.record import Epoch, EpochLog, finish
+from tests.analysis.conftest import AddCell
 
 HEAD = "workload,gpu_type,n_gpus,n_nodes,per_gpu_batch,epochs,metric,value,unit\n"
 
@@ -146,16 +150,33 @@ def test_a_horizon_that_is_too_near(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phases", "limit"),
+    ("ranks", "phases", "limit"),
     [
-        ({"data": 5.0, "forward": 2.0, "backward": 3.0, "other": 0.1}, "input"),
-        ({"data": 0.1, "forward": 2.0, "backward": 3.0, "allreduce": 4.0, "other": 0.1}, "communication"),
-        ({"data": 0.1, "forward": 2.0, "backward": 3.0, "allreduce": 0.5, "other": 0.1}, "compute"),
-        ({"data": 0.1, "forward": 1.0, "backward": 1.0, "other": 4.0, "val": 50.0}, "overhead"),
+        (1, {"data": 5.0, "forward": 2.0, "backward": 3.0, "other": 0.1}, "input"),
+        (2, {"data": 0.1, "forward": 2.0, "backward": 3.0, "allreduce": 4.0, "other": 0.1}, "communication"),
+        (2, {"data": 0.1, "forward": 2.0, "backward": 3.0, "allreduce": 0.5, "other": 0.1}, "compute"),
+        (2, {"data": 0.1, "forward": 1.0, "backward": 1.0, "other": 4.0, "val": 50.0}, "overhead"),
+        # What was not measured is in another phase: DDP communicates in the backward pass, Keras on PyTorch fetches before a step.
+        (2, {"data": 0.1, "forward": 2.0, "backward": 3.0, "other": 0.1}, "compute or communication"),
+        (1, {"data": 0.1, "forward": 2.0, "backward": 3.0, "other": 0.1}, "compute"),
+        (2, {"forward": 1.0, "backward": 1.0, "allreduce": 0.1, "other": 4.0}, "input or overhead"),
+        (2, {"forward": 2.0, "backward": 3.0, "allreduce": 0.1, "other": 0.1}, "compute"),
     ],
 )
-def test_what_limits(phases: dict[str, float], limit: str) -> None:
-    assert bound(phases) == limit
+def test_what_limits(ranks: int, phases: dict[str, float], limit: str) -> None:
+    assert bound(phases, ranks) == limit
+
+
+def test_what_may_limit_is_said_in_the_table(add_cell: AddCell) -> None:
+    for ranks in (1, 2):
+        study = add_cell(ranks, status=None)
+        log = EpochLog(study / f"digits-n{ranks}-s0" / "epochs.jsonl", next_epoch=4)
+        log.append(Epoch(4, seconds=10.0, seconds_forward=3.0, seconds_backward=6.0))
+        finish(study / f"digits-n{ranks}-s0", "completed", 0)
+    report = assemble(read_inputs([study]))
+    sheet = plain.phases(report, report.parts[0])
+    assert sheet is not None
+    assert [row[-1] for row in sheet.rows] == ["compute-bound", "compute- or communication-bound"]
 
 
 def test_phases_leave_first_epochs_out_and_invent_nothing() -> None:
