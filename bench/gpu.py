@@ -5,10 +5,11 @@
 
 Every part runs in a process of its own; one that fails is reported and costs the others nothing.
 
-    build      Horovod without CUDA (two ranks share the GPU over Gloo) and, last, with CUDA and NCCL
+    build      Horovod with CUDA but without NCCL, for which two ranks may share a GPU, and, last, with NCCL
     jobs       each PyTorch job with one rank: samples/s, share of time waiting for data, use of the GPU
     shared     two ranks on the one GPU end where one rank ends
-    speed      `fit` beside a hand-tuned loop: ResNet-50, fp32 and bf16, with channels-last, with torch.compile, in turns
+    speed      `fit` beside a hand-tuned loop: ResNet-50, fp32 and half precision (bf16; fp16 before Ampere), with channels-last,
+               with torch.compile, in turns
     cache      waiting for data from the packed image cache
     kernels    the perceptron's engines: forward and backward seconds for the sizes that the study published
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,8 +32,11 @@ from turns import finish, machine, parser, table
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).with_name("gpu_parts.py")
-#: Of the whole run, in seconds; what has not begun by then is left out, and said so.
+#: Of the whole run, in seconds; what is not done by then is left out, and said so.
 BUDGET = 570.0
+BEGAN = time.monotonic()
+#: Seconds that a job trains while its GPU is sampled.
+TRAINED = 15.0
 
 
 class Failed(Exception):
@@ -42,6 +47,7 @@ def run(command: list[object], seconds: float = 300, **environ: str) -> str:
     """Standard output and error of a command that must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     words = [str(word) for word in command]
+    seconds = max(1.0, min(seconds, BUDGET - (time.monotonic() - BEGAN)))
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=seconds, env=environment, check=False, cwd=ROOT
@@ -61,62 +67,84 @@ def part(name: str, *arguments: object, seconds: float = 300, **environ: str) ->
         return json.loads(out.read_text())
 
 
-def build(options: argparse.Namespace, cuda: bool) -> Any:
+def build(options: argparse.Namespace, nccl: str) -> Any:
     """Seconds of a build, and what Horovod then says about itself."""
     source = ["--source", options.source] if options.source else []
-    switches = ["--cuda", "on", "--nccl", "auto"] if cuda else ["--cuda", "off"]
+    switches = ["--cuda", "on", "--nccl", nccl]
     began = time.perf_counter()
     log = run([sys.executable, "-m", "hvdtrain.horovod_build", "--frameworks", "torch", *switches, *source], 400)
     took = time.perf_counter() - began
     found = {"seconds": took, "said": log.strip().splitlines()[-1]}
-    return {**found, "one rank": part("nccl")} if cuda else found
+    return {**found, "one rank": part("nccl")}
 
 
 def jobs(options: argparse.Namespace) -> Any:
     """Samples/s of each job that needs no data from elsewhere."""
-    from hvdtrain import record
-
-    epochs = 2 if options.tiny else 5
-    found = {}
+    found: dict[str, Any] = {}
+    half = "bf16" if options.tiny else part("device")["half"]
     for job, words in {
         "digits": [],
         "cifar10_cnn": ["--data", "synthetic"],
-        "cifar10_cnn bf16": ["--data", "synthetic", "--precision", "bf16"],
+        f"cifar10_cnn {half}": ["--data", "synthetic", "--precision", half],
     }.items():
         if options.tiny and job != "digits":
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            world = ["-m", "hvdtrain.launch", "-n", "1", "--launcher", "none", "--run-dir", folder]
-            run([sys.executable, *world, job.split()[0], "--epochs", epochs, *words])
-            kept = record.read_epochs(Path(folder) / "epochs.jsonl")[1:]
-            facts = json.loads((Path(folder) / "result.json").read_text())
-            gpus = [json.loads(each.read_text()) for each in sorted(Path(folder).glob("gpus/*.json"))]
-        seconds, data = sum(epoch.seconds or 0 for epoch in kept), sum(epoch.seconds_data or 0 for epoch in kept)
-        rates = sorted(epoch.samples_per_second or 0 for epoch in kept)
-        found[job] = {"samples_per_s": rates[len(rates) // 2], "data_share": data / seconds, "gpus": gpus}
-        found[job]["device"] = facts.get("device")
+        try:
+            kept, facts = _trained(job, words, 3)
+            if not options.tiny:
+                # Epochs of milliseconds say little, and the sampler looks at the GPU once a second.
+                each = min(epoch.seconds or 0.0 for epoch in kept)
+                kept, facts = _trained(job, words, max(5, min(1000, round(TRAINED / max(each, 1e-3)))))
+        except Failed as error:
+            found[job] = {"failed": str(error)}
+            continue
+        seconds = sum((epoch.seconds or 0.0) - (epoch.seconds_val or 0.0) for epoch in kept)
+        found[job] = {
+            "samples_per_s": statistics.median(epoch.samples_per_second or 0.0 for epoch in kept),
+            "data_share": sum(epoch.seconds_data or 0.0 for epoch in kept) / seconds,
+            "gpus": facts.get("gpus"),
+            "device": facts.get("device"),
+        }
     return found
+
+
+def _trained(job: str, words: list[str], epochs: int) -> tuple[list[Any], dict[str, Any]]:
+    """The epochs of a run of one rank, without the first, and its result."""
+    from hvdtrain import record
+
+    with tempfile.TemporaryDirectory() as folder:
+        world = ["-m", "hvdtrain.launch", "-n", "1", "--launcher", "none", "--run-dir", folder]
+        run([sys.executable, *world, job.split()[0], "--epochs", epochs, *words])
+        kept = record.read_epochs(Path(folder) / "epochs.jsonl")[1:]
+        return kept, json.loads((Path(folder) / "result.json").read_text())
 
 
 def shared(options: argparse.Namespace) -> Any:
     """Two ranks that see the same GPU, started by hand since our starter refuses more ranks than GPUs; one rank on the union."""
     from hvdtrain.launch.local import rank_environment
+    from hvdtrain.machine import visible_gpus
 
+    one = {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus(os.environ)[:1])}
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / f"{name}.json" for name in ("two", "one")]
         meeting = Path(folder) / "meeting"
         meeting.mkdir()
         ranks = []
         for rank in range(2):
-            environ = {**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(rank, 2, 1, str(meeting), "bench-gpu")}
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), **one}
+            environ |= rank_environment(rank, 2, 1, str(meeting), "bench-gpu")
             command = [sys.executable, str(HERE), "union", "--out", str(outs[0])]
             ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-        said = [process.communicate(timeout=200)[0].decode() for process in ranks]
+        try:
+            said = [process.communicate(timeout=200)[0].decode() for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()  # one that still holds the GPU would disturb what comes
         if any(process.returncode for process in ranks):
             raise Failed("two ranks on one GPU:\n" + "\n".join(said)[-3000:])
-        run([sys.executable, HERE, "union", "--out", outs[1]])
-        two, one = (json.loads(path.read_text()) for path in outs)
-    differences = [abs(a - b) for a, b in zip(two["weights"], one["weights"], strict=True)]
+        run([sys.executable, HERE, "union", "--out", outs[1]], **one)
+        two, alone = (json.loads(path.read_text()) for path in outs)
+    differences = [abs(a - b) for a, b in zip(two["weights"], alone["weights"], strict=True)]
     return {
         "device": two["device"],
         "largest difference of a weight": max(differences),
@@ -133,16 +161,16 @@ def main() -> None:
     if options.source:
         options.source = options.source.resolve()
     tiny = ["--tiny"] if options.tiny else []
-    began, facts = time.monotonic(), machine()
+    facts = machine()
     parts: dict[str, Callable[[], Any]] = {
         "device": lambda: part("device"),
-        "build, without CUDA": lambda: build(options, cuda=False),
+        "build, without NCCL": lambda: build(options, "off"),
         "jobs": lambda: jobs(options),
         "shared": lambda: shared(options),
         "speed": lambda: part("speed", "--rounds", options.rounds, *tiny),
         "cache": lambda: part("cache", *tiny),
         "kernels": lambda: part("kernels", *tiny, **({"NUMBA_ENABLE_CUDASIM": "1"} if options.tiny else {})),
-        "build, with CUDA": lambda: build(options, cuda=True),
+        "build, with NCCL": lambda: build(options, "auto"),
     }
     if options.tiny:
         # The machine's own Horovod stays as it is.
@@ -151,7 +179,7 @@ def main() -> None:
     rows = []
     for name, each in parts.items():
         started = time.monotonic()
-        if started - began > BUDGET:
+        if started - BEGAN > BUDGET:
             found[name] = {"left out": f"{BUDGET:.0f} s are over"}
         else:
             try:
@@ -160,6 +188,9 @@ def main() -> None:
                 found[name] = {"failed": str(error)}
         took = time.monotonic() - started
         print(f"{name}: {took:.0f} s", file=sys.stderr, flush=True)
+        if options.json:
+            # Whatever ends this run early leaves what was found so far.
+            options.json.write_text(json.dumps({"machine": facts, "found": found}, indent=1))
         content = found[name]
         if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):
             rows += [[name, key, _short(value)] for key, value in content.items()]

@@ -15,7 +15,7 @@ from typing import Any
 from hvdtrain import machine, record
 
 #: Between two samples. Utilisation is itself a mean over up to a second.
-_SAMPLE_SECONDS = 5.0
+_SAMPLE_SECONDS = 1.0
 #: Between two writings; a killed rank loses no more than so much.
 _WRITE_SECONDS = 30.0
 FOLDER = "gpus"
@@ -72,10 +72,11 @@ class Sampler:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Sample a last time and write."""
-        if not self._stop.is_set():
+        """Write a last time."""
+        if self._found is not None and not self._stop.is_set():
             self._stop.set()
-            self._sample()
+            if not self._samples:  # else the GPU, which has nothing more to do, would lower the means
+                self._sample()
             self._write()
 
     def _run(self) -> None:
@@ -114,6 +115,21 @@ class Sampler:
         nvml, handle = self._found
         value = _quietly(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         return None if value is None else value / 1000
+
+
+_active: Sampler | None = None
+
+
+def sample(device: str, rank: int, folder: Path) -> None:
+    """Begin to sample this rank's GPU, if it has one."""
+    global _active
+    _active = Sampler(device, rank, folder)
+
+
+def end_sampling() -> None:
+    """Write what was sampled up to here: training is over."""
+    if _active is not None:
+        _active.close()
 
 
 def _handle(device: str) -> tuple[ModuleType, Any] | None:

@@ -208,14 +208,18 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
         raise ValueError(f"status {status!r} is not one of {', '.join(STATUSES)}")
     check_current(folder)
     present = read_json(folder / "result.json")
+    sampled = [facts for path in sorted(folder.glob("gpus/rank-*.json")) if (facts := read_json(path)) is not None]
     if present is not None:
+        before = dict(present)
         if overrule and present["status"] == "completed":
             present |= {"status": status, "exit_code": exit_code, "reason": reason}
+        if sampled:  # the other ranks may have written since
+            present["gpus"] = sampled
+        if present != before:
             write_json(folder / "result.json", present)
         return present
     attempt = read_json(folder / "running.json") or {}
     epochs = read_epochs(folder / "epochs.jsonl")
-    sampled = [facts for path in sorted(folder.glob("gpus/rank-*.json")) if (facts := read_json(path)) is not None]
     ended = time.time()
     started = attempt.get("started")
     result = {

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdtrain import late, launch, record, world
+from hvdtrain import gpus, late, launch, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"warning: this job never called init() of hvdtrain.torch, so its {place.size} ranks ran one by one, unsynchronised",
             file=sys.stderr,
         )
+    gpus.end_sampling()
     folder = record.run_dir()
     if folder is not None and rank == 0:
         record.finish(folder, outcome, status, reason)

@@ -32,7 +32,7 @@ def record_start(
     each = gather({"rank": place.rank, "host": place.node, "device": device, **gpus.describe(place.device)})
     folder = record.run_dir()
     if folder is not None:
-        gpus.Sampler(place.device, place.rank, folder)
+        gpus.sample(place.device, place.rank, folder)
     if place.rank != 0 or folder is None:
         return
     models = sorted({model for _, model in members if model != "cpu"})

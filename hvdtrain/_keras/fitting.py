@@ -82,6 +82,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     given = list(given.callbacks if hasattr(given, "callbacks") else given or [])
     ours = next((each for each in given if isinstance(each, Training)), None)
     _check_optimizer(model)
+    _without_xla(model)
     if ours is None:
         if world().size == 1:
             return original(model, **arguments)
@@ -176,12 +177,19 @@ def _refuse(optimizer: Any) -> None:
     )
 
 
+def _without_xla(model: Any) -> None:
+    """Keras' "auto" turns XLA on wherever there is a GPU.
+
+    Horovod has no XLA kernels; and with one rank, too, what the distributed optimizer keeps is in the host's memory, which a
+    program of XLA's on a GPU cannot reach.
+    """
+    if keras.backend.backend() == "tensorflow" and is_distributed(model.optimizer):
+        model.jit_compile = False
+
+
 def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
     """Build the model, and mend or refuse what in `compile` and `fit` does not go together with several ranks."""
     _build(model, arguments["x"])
-    if world().size > 1 and model.jit_compile and keras.backend.backend() == "tensorflow":
-        # Horovod has no XLA kernels; "auto" turns it on wherever there is a GPU.
-        model.jit_compile = False
     if ours.loader is not None:
         arguments["shuffle"] = False  # Keras would shuffle the batches once more, in another order on each rank
     if ours.loader is not None and model.steps_per_execution > 1:

@@ -180,7 +180,7 @@ class TorchWire:
             sent = [self._compressed(grad) for grad in grads]
             with session().waiting():
                 *received, control = hvd.grouped_allreduce(
-                    [*sent, torch.tensor(flags)], op=hvd.Average, name="hvdtrain.gradients"
+                    [*sent, torch.tensor(flags, device=grads[0].device)], op=hvd.Average, name="hvdtrain.gradients"
                 )
             averaged = [each.to(grad.dtype) for each, grad in zip(received, grads, strict=True)]
             flags = control.tolist()

@@ -108,6 +108,9 @@ class Exchange:
         else:
             as_it_is = gradient.dtype is torch.float32 and self.compression == "none" and gradient.is_contiguous()
             wire = gradient if as_it_is else self._wire(gradient)
+            if wire.is_cuda:
+                # Without NCCL Horovod copies the average back by torch, which would count as a change of the gradient by the user.
+                wire = wire.data
             message.flights = (collectives().start_allreduce(wire, message.key, True),)
         message.gradient, message.wire, message.version = gradient, wire, gradient._version
         self.under_way.append(message)
@@ -166,7 +169,7 @@ class Exchange:
         """In a form that can travel, the tensor itself where it can. The parts of complex numbers add up by themselves."""
         tensor = _parts(tensor)
         if self.compression == "fp16" and tensor.dtype in (torch.float32, torch.float64):
-            return tensor.half()
+            return tensor.half().contiguous()
         # bfloat16 reaches further than half precision, so it goes as single even when half is asked for.
         return (tensor if tensor.dtype in _WIRE_TYPES else tensor.float()).contiguous()
 

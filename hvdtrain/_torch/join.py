@@ -137,7 +137,7 @@ class JoinLoader:
         ]
         # The last of those before may be needed once more.
         given = max(0, min(self._skip, len(batches)) - 1)
-        rows, options = at_once(self.dataset, options)
+        rows, options = at_once(self.dataset, options, world().device)
         return iter(DataLoader(Seeded(rows), batch_sampler=batches[given:], **options)), self._skip - given
 
     def state_dict(self, within: bool = False, finished: int = 0) -> dict[str, Any]:

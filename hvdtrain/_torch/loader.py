@@ -93,7 +93,7 @@ class Loader:
         self._uneven = uneven
         self._under_way = self._resumed = self._broken_off = False
         self._batches: list[list[int]] = []
-        rows, options = at_once(dataset, options)
+        rows, options = at_once(dataset, options, world().device)
         self._data = _data_loader(Seeded(rows), self._batches, options)
         try:
             self.steps: int = steps_per_epoch(self._n_samples, batch_size, world().size, uneven)
@@ -164,7 +164,7 @@ class ValidationLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         indices = share(len(cast(Sized, dataset)), batch_size, world().rank, world().size)
-        rows, options = at_once(dataset, options)
+        rows, options = at_once(dataset, options, world().device)
         self._data = _data_loader(rows, [each.tolist() for each in indices], options)
         self._batches = len(indices)
 

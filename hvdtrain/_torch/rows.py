@@ -34,11 +34,21 @@ def are_in(dataset: Dataset[Any]) -> bool:
     return all(type(tensor) is torch.Tensor and tensor.layout == torch.strided for tensor in dataset.tensors)
 
 
-def at_once(dataset: Dataset[Any], options: dict[str, Any]) -> tuple[Dataset[Any], dict[str, Any]]:
-    """`dataset` and what else a `DataLoader` of batches is given, where possible so that it gathers rows."""
+def at_once(dataset: Dataset[Any], options: dict[str, Any], device: str) -> tuple[Dataset[Any], dict[str, Any]]:
+    """`dataset` and what else a `DataLoader` of batches is given, where possible so that it gathers rows.
+
+    Rows in the host's memory that train on a GPU come pinned: a copy of others would wait for the step before.
+    """
     if options.get("collate_fn") is not None or not are_in(dataset):
         return dataset, options
-    return Rows(dataset), {**options, "collate_fn": _unchanged}
+    pinned = {"pin_memory": True} if device != "cpu" and not _on_gpu(dataset) else {}
+    return Rows(dataset), {**pinned, **options, "collate_fn": _unchanged}
+
+
+def _on_gpu(dataset: Any) -> bool:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return any(tensor.device.type != "cpu" for tensor in dataset.tensors)
 
 
 def samples_of(batch: Any) -> int:

@@ -187,7 +187,6 @@ class Trainer:
     ) -> None:
         train, full = self.train, self.train.batch_size * world().size
         self._meter.add(value, train.samples, counts)
-        self.precision.tell(self.synchronizer)
         measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
         weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
         if counts is not None:
@@ -198,6 +197,8 @@ class Trainer:
         self.synchronizer.weight = group.weight or 0.0
         if last:
             self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
+            if self.synchronizer.exchange.measure:
+                self.precision.tell(self.synchronizer)  # only now: reading the scale waits for a GPU
         with self.synchronizer.clock.phase("backward"):
             if weight:
                 self.precision.scaled(value * weight if weight != 1.0 else value).backward()

@@ -38,6 +38,7 @@ class RandomAffine(keras.layers.Layer):  # type: ignore[misc]
         self.changes = Affine(zoom, shift, rotation, flip)
         options.setdefault("dtype", "uint8")
         super().__init__(**options)
+        self.supports_jit = False  # TensorFlow has no XLA kernel for the transformation
         self.seed, self.passive = seed, passive
         self.generator = keras.random.SeedGenerator(seed)
 

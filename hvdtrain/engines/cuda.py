@@ -169,7 +169,8 @@ class CudaEngine:
 
     def _fetched(self, array: Any) -> np.ndarray:
         cuda.synchronize()
-        return np.array(array.copy_to_host() if hasattr(array, "copy_to_host") else array)
+        # Of unified memory numba makes an array of numpy's that has a copy_to_host, which fails.
+        return np.array(array if isinstance(array, np.ndarray) else array.copy_to_host())
 
     # --- kernels ---
 

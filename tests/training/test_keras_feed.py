@@ -94,3 +94,33 @@ def test_fit_takes_what_keras_takes(backend: str, tmp_path: Path) -> None:
         line = next(line for line in world.out.splitlines() if line.startswith("ended"))
         ended.append([float(number) for number in line.split()[1:]])
     assert ended[1] == pytest.approx(ended[0], abs=2e-5)
+
+
+FLAGS = """
+import torch
+import hvdtrain.keras as hk
+hk.init()
+from hvdtrain._keras import torch_backend
+
+class Horovod:
+    Average = "average"
+
+    def grouped_allreduce(self, tensors, **options):
+        assert len({each.device for each in tensors}) == 1, "Horovod takes a group on one device only"
+        return [*tensors[:-1], torch.zeros(3)]
+
+class Two:
+    size = 2
+
+torch_backend._horovod, torch_backend.world = Horovod, Two
+torch_backend.TorchWire("none").average([torch.zeros(3, device="meta")], ["a"])
+print("on one device")
+"""
+
+
+def test_on_pytorch_flags_travel_on_the_device_of_the_gradients(tmp_path: Path) -> None:
+    """A device without memory stands in for a GPU."""
+    script = tmp_path / "script.py"
+    script.write_text(FLAGS)
+    ended = run_world(1, script, KERAS_BACKEND="torch")
+    assert (ended.status, ended.out.count("on one device")) == (0, 1), ended.err

@@ -54,7 +54,7 @@ def trained(how):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(hk.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(hk.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"], jit_compile=how == "weights")
     data, options = hk.loader(x, y, batch_size=4), {}
     if how == "slow":
         data.__class__ = Slow
@@ -66,6 +66,7 @@ def trained(how):
         data = tf.data.Dataset.from_tensor_slices(tuple(whole)).batch(4)
     used.clear(), compiled.clear()
     history = model.fit(data, epochs=1, callbacks=hk.callbacks(checkpoints=False), verbose=0, **options)
+    assert not model.jit_compile, "a program of XLA's could not reach the optimizer's state in the host's memory"
     return used[:], history.history, model.get_weights()
 
 used, compiled = [], []

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 import hvdtrain.torch as ht
 from hvdtrain._torch import rows
+from hvdtrain._torch.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,18 @@ def test_a_collate_function_is_given_samples() -> None:
         TensorDataset(torch.arange(4)), 4, shuffle=False, collate_fn=lambda found: [type(found[0]), len(found)]
     )
     assert batch == [tuple, 4]
+
+
+def test_rows_for_a_gpu_come_pinned() -> None:
+    """Unless the user says otherwise, or the loader does not gather them."""
+    tensors = TensorDataset(torch.zeros(4, 2))
+    assert "pin_memory" not in rows.at_once(tensors, {}, "cpu")[1]
+    assert rows.at_once(tensors, {}, "cuda:0")[1]["pin_memory"]
+    assert not rows.at_once(tensors, {"pin_memory": False}, "cuda:0")[1]["pin_memory"]
+    assert "pin_memory" not in rows.at_once(tensors, {"collate_fn": list}, "cuda:0")[1]
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_gradients_of_channels_last_weights_can_travel(compression: str) -> None:
+    gradient = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert Exchange({}, set(), "", compression)._wire(gradient).is_contiguous()

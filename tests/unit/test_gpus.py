@@ -18,8 +18,11 @@ from hvdtrain import gpus
 device, seconds = sys.argv[1], float(sys.argv[2])
 gpus._SAMPLE_SECONDS = 0.05
 print(json.dumps(gpus.describe(device)))
-gpus.Sampler(device, 3, Path("run"))
+gpus.sample(device, 3, Path("run"))
 time.sleep(seconds)
+gpus.end_sampling()
+written = Path("run/gpus/rank-3.json")
+print(json.dumps(json.loads(written.read_text()) if written.exists() else None))
 """
 
 
@@ -43,8 +46,8 @@ def report(library: Path, folder: Path, device: str, **environ: str) -> tuple[di
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **added}
     ended = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
-    sampled = folder / "run" / "gpus" / "rank-3.json"
-    return json.loads(ended.stdout), json.loads(sampled.read_text()) if sampled.exists() else None
+    described, sampled = map(json.loads, ended.stdout.splitlines())
+    return described, sampled
 
 
 def test_a_rank_reports_the_gpu_that_it_sees_and_what_it_did(library: Path, tmp_path: Path) -> None:

@@ -168,3 +168,16 @@ def test_what_is_no_study_or_cell_is_said(tmp_path: Path) -> None:
         record.read_study(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"has no cell\.json"):
         record.read_cell(tmp_path)
+
+
+def test_what_gpus_did_is_of_the_whole_run(cell: Path) -> None:
+    """Rank 0 writes the result while other ranks still sample; the launcher, which ends last, has what they wrote since."""
+    (cell / "gpus").mkdir()
+    record.write_json(cell / "gpus" / "rank-0.json", {"rank": 0, "energy_j": 50.0})
+    first = record.finish(cell, "completed", 0)
+    assert [each["energy_j"] for each in first["gpus"]] == [50.0]
+    record.write_json(cell / "gpus" / "rank-1.json", {"rank": 1, "energy_j": 40.0})
+    record.finish(cell, "completed", 0)
+    kept = record.read_json(cell / "result.json")
+    assert kept is not None and [each["energy_j"] for each in kept["gpus"]] == [50.0, 40.0]
+    assert kept["ended"] == first["ended"]
