@@ -100,7 +100,8 @@ def main() -> None:
     keras.config.set_dtype_policy(POLICIES[options.precision])
     data = load(options.data, options.data_dir)
     train = hk.loader(data.x_train, data.y_train, batch_size=options.batch_size, seed=options.seed)
-    steps = max(1, options.epochs * len(train) // options.accumulate)
+    # Keras asks a schedule after every batch, also where several make one update.
+    steps = options.epochs * len(train)
     rate = {
         "none": options.lr,
         "exponential": keras.optimizers.schedules.ExponentialDecay(options.lr, steps, 0.1),

@@ -63,6 +63,8 @@ def test_mnist_cnn_takes_all_that_the_study_turned_on(tmp_path: Path) -> None:
     )
     _, epochs = train("mnist_cnn", 2, tmp_path / "run", *arguments, "--lr", 0.003)
     assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+    # A cosine over both epochs is halfway down after the first, however many batches make an update.
+    assert epochs[0]["lr"] == pytest.approx(0.5 * 0.003 * 2**0.5, rel=0.2)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["precision"] == "bf16"
 
 
