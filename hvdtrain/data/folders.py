@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hvdtrain.data.alive import alive
 from hvdtrain.errors import UserError
 
 #: What counts as an image by its name; the rest is passed over and counted.
@@ -53,6 +54,7 @@ def scan(root: Path) -> Tree:
         for place, folders, found in os.walk(root / name):
             folders.sort()
             for file in sorted(found):
+                alive("looking through image folders")  # a file server may take long to say what it has
                 path = Path(place, file)
                 relative = str(path.relative_to(root))
                 if path.suffix.lower() not in ENDINGS:

@@ -9,25 +9,26 @@ by all ranks of the node at once, then renamed; a checksum tells whether it is w
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
 import random
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hvdtrain.data.alive import alive
 from hvdtrain.data.folders import Tree
 from hvdtrain.data.memory import Batches
-from hvdtrain.data.packing import Progress, Share, alive, checksum, chunks, decode_files
+from hvdtrain.data.packed_file import MORE_ROOM, finish, intact, prepare, try_lock
+from hvdtrain.data.packing import Progress, Share, chunks, decode_files
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.world import World
 
@@ -97,14 +98,14 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
     """
     legal = max(10, len(tree.files) // 100) if max_bad is None else max_bad
     _same_everywhere(tree, place, gather)
-    row = size * size * 3
+    rows, row = len(tree.files), size * size * 3
     base = cache_folder() / place.node / f"{tree.key}-{size}-v{_VERSION}"
     leader = place.local_rank == 0
     lock = _lock(base.with_suffix(".lock"), leader, place, gather)
     try:
         # A node that has the file waits for those that have not.
-        whole = leader and _intact(base, tree, row)
-        problem = _prepare(base, len(tree.files) * row) if leader and not whole else ""
+        whole = leader and intact(base, tree, row)
+        problem = prepare(base, rows, row) if leader and not whole else ""
         told = gather((place.node, leader, whole, problem))
         _raise_any(each[3] for each in told)
         have = next(each[2] for each in told if each[0] == place.node and each[1])
@@ -112,18 +113,23 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
         shares = gather((place.node, share, problem))
         _raise_any(each[2] for each in shares)
         if leader and not have:
-            _finish(base, [each[1] for each in shares if each[0] == place.node])
-        gather(None)
+            problem = finish(base, rows, row, [each[1] for each in shares if each[0] == place.node])
+        _raise_any(gather(problem))
+        manifest = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
+        images = np.memmap(base.with_suffix(".u8"), np.uint8, "r", shape=(rows, size, size, 3))
+        # What one node cannot read the others leave out too, or ranks would share out different data. The lock is kept until all
+        # have told: another run that finds fault with the files may then take them away.
+        told_bad = gather(manifest["bad"] if leader else [])
     finally:
         if lock is not None:
+            # Not there when all went well. What cannot be removed now is removed by the next run.
+            with contextlib.suppress(OSError):
+                base.with_suffix(".part").unlink()
             lock.close()
-    manifest = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
-    # What one node cannot read the others leave out too, or ranks would share out different data.
-    bad = dict(sorted(tuple(entry) for each in gather(manifest["bad"]) for entry in each))
+    bad = dict(sorted(tuple(entry) for each in told_bad for entry in each))
     bad_files = tuple((tree.files[index], reason) for index, reason in bad.items())
     _report(tree, bad_files, legal, place)
-    images = np.memmap(base.with_suffix(".u8"), np.uint8, "r", shape=(len(tree.files), size, size, 3))
-    good = np.setdiff1d(np.arange(len(tree.files)), list(bad))
+    good = np.setdiff1d(np.arange(rows), list(bad))
     return Packed(images, tree.labels, tree.classes, good, bad_files)
 
 
@@ -166,7 +172,7 @@ def _lock(path: Path, leader: bool, place: World, gather: Gather) -> Any:
         if leader:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = _try_lock(path)
+                file = try_lock(path)
             except OSError as error:
                 problem = f"{path.parent}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node's own disk"
         told = gather((place.node, leader and file is None, problem))
@@ -184,59 +190,6 @@ def _lock(path: Path, leader: bool, place: World, gather: Gather) -> Any:
         time.sleep(random.SystemRandom().uniform(*_RETRY_SECONDS))
 
 
-def _try_lock(path: Path) -> Any:
-    """The open file, locked; None where another run has it."""
-    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closing gives the lock back
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
-def _intact(base: Path, tree: Tree, row: int) -> bool:
-    """Whether a run before has packed `tree`, and nothing that it could not open can be opened now."""
-    data, manifest = base.with_suffix(".u8"), base.with_suffix(".json")
-    n = len(tree.files)
-    try:
-        known = json.loads(manifest.read_text(encoding="utf-8"))
-        if data.stat().st_size != n * row:
-            return False
-        if any(_can_be_read(tree.root / tree.files[index]) for index in known.get("unopened", [])):
-            return False
-        rows = np.asarray(np.memmap(data, np.uint8, "r", shape=(n, row)))
-        return str(known["xxh3"]) == _digest([checksum(pixels) for pixels in rows])
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _can_be_read(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True
-
-
-def _digest(sums: list[int]) -> str:
-    """Of the whole file, from those of its rows: these can be taken by all ranks at once, while the pixels are at hand."""
-    return f"{checksum(np.array(sums, np.uint64)):016x}"
-
-
-def _prepare(base: Path, need: int) -> str:
-    """Make room, or say why not."""
-    free = shutil.disk_usage(base.parent).free
-    if need > 0.95 * free:
-        return (
-            f"the packed images need {need / 1e9:.1f} GB, and {base.parent} has {free / 1e9:.1f} GB free. Set HVDTRAIN_CACHE to a "
-            "folder on the node with more room, or take a smaller --image-size"
-        )
-    with open(base.with_suffix(".part"), "wb") as file:
-        file.truncate(need)
-    return ""
-
-
 def _decode_share(tree: Tree, size: int, part: Path, place: World) -> tuple[Share, str]:
     """This rank's images, in threads: one for each core that it may use; and what kept them from being written."""
     rows = list(chunks(len(tree.files), place.local_rank, place.local_size))
@@ -244,7 +197,7 @@ def _decode_share(tree: Tree, size: int, part: Path, place: World) -> tuple[Shar
     try:
         return decode_files([tree.root / name for name in tree.files], rows, size, part, cores_of(place), progress), ""
     except OSError as error:
-        return Share(), f"{part}: {error.strerror}; set HVDTRAIN_CACHE to a folder on the node with more room"
+        return Share(), f"{part}: {error.strerror}; {MORE_ROOM}"
 
 
 def cores_of(place: World) -> int:
@@ -257,19 +210,7 @@ def _sharers(place: World) -> int:
     return place.local_size if len(os.sched_getaffinity(0)) >= (os.cpu_count() or 1) else 1
 
 
-def _finish(base: Path, shares: list[Share]) -> None:
-    """What the ranks of this node have decoded, under its name."""
-    sums = dict(sorted(pair for share in shares for pair in share.sums.items()))
-    os.replace(base.with_suffix(".part"), base.with_suffix(".u8"))
-    aside = base.with_suffix(".json.part")
-    bad = sorted(entry for share in shares for entry in share.bad)
-    unopened = sorted(index for share in shares for index in share.unopened)
-    content = {"xxh3": _digest(list(sums.values())), "bad": bad, "unopened": unopened}
-    aside.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(aside, base.with_suffix(".json"))
-
-
-def _raise_any(problems: Iterator[str]) -> None:
+def _raise_any(problems: Iterable[str]) -> None:
     found = next((problem for problem in problems if problem), "")
     if found:
         raise agreed(UserError(found))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain import launch
+from hvdtrain.data.alive import alive
 from hvdtrain.data.memory import Batches
 from hvdtrain.errors import UserError
 
@@ -28,21 +28,21 @@ except ImportError as error:
 
 #: Images that are decoded and written together: few writes, of pixels that are still in the core's cache.
 CHUNK = 8
+#: A checksum in the file.
+SUM = np.dtype(np.uint64)
 
 
 @dataclass
 class Share:
-    """What came of some files.
+    """What came of some files; every rank is told of every other's, so it is small.
 
     Attributes:
         bad: rows that could not be read, each with the reason; their pixels are black.
         unopened: those among them that nobody has looked into.
-        sums: of each row's bytes, by row.
     """
 
     bad: list[tuple[int, str]] = field(default_factory=list)
     unopened: list[int] = field(default_factory=list)
-    sums: dict[int, int] = field(default_factory=dict)
 
 
 def chunks(n: int, part: int, parts: int) -> Iterator[range]:
@@ -59,35 +59,41 @@ def decode_files(
     threads: int,
     progress: Callable[[int], None],
 ) -> Share:
-    """Decode the files of `rows` into their rows of `target`.
+    """Decode the files of `rows` into their rows of `target`, and the checksum of each into its place behind all rows.
 
     Args:
         paths: of all rows.
         rows: disjoint ranges.
         size: edge in pixels.
-        target: of at least len(paths) * size * size * 3 bytes.
+        target: of at least len(paths) * (size * size * 3 + SUM.itemsize) bytes.
         threads: how many decode.
         progress: called about once a second with the number of files done.
 
     Raises:
         OSError: `target` cannot be written.
     """
-    share, memory = Share(), Batches()
+    rows, sums = list(rows), np.empty(len(paths), SUM)
+    share, memory, done = Share(), Batches(), 0
     with open(target, "r+b", buffering=0) as file, ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(_decode_chunk, paths, chunk, file.fileno(), memory, size, share) for chunk in rows}
+        running = {pool.submit(_decode_chunk, paths, chunk, file.fileno(), memory, size, share, sums) for chunk in rows}
         try:
             while running:
                 ended, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
-                for each in ended:
-                    each.result()
-                progress(len(share.sums))
+                done += sum(each.result() for each in ended)
+                progress(done)
         finally:
             pool.shutdown(cancel_futures=True)
+        # Not by the threads, of which only one at a time may write to a file.
+        for chunk in rows:
+            place = len(paths) * size * size * 3 + chunk.start * SUM.itemsize
+            _write(file.fileno(), sums[chunk.start : chunk.stop], place)
     share.bad.sort()
     return share
 
 
-def _decode_chunk(paths: Sequence[Path], rows: range, file: int, memory: Batches, size: int, share: Share) -> None:
+def _decode_chunk(
+    paths: Sequence[Path], rows: range, file: int, memory: Batches, size: int, share: Share, sums: np.ndarray
+) -> int:
     pixels = memory.empty((len(rows), size, size, 3))
     for row, out in zip(rows, pixels, strict=True):
         try:
@@ -97,8 +103,13 @@ def _decode_chunk(paths: Sequence[Path], rows: range, file: int, memory: Batches
             share.bad.append((row, str(error)))
             if isinstance(error, Unopened):
                 share.unopened.append(row)
-        share.sums[row] = checksum(out)
-    left, offset = pixels.reshape(-1).data, rows.start * size * size * 3
+        sums[row] = checksum(out)
+    _write(file, pixels, rows.start * size * size * 3)
+    return len(rows)
+
+
+def _write(file: int, data: np.ndarray, offset: int) -> None:
+    left = data.reshape(-1).view(np.uint8).data
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written
@@ -107,12 +118,6 @@ def _decode_chunk(paths: Sequence[Path], rows: range, file: int, memory: Batches
 def checksum(data: np.ndarray) -> int:
     """64 bits that change when any byte of `data` does; contiguous."""
     return xxhash.xxh3_64_intdigest(data.data)
-
-
-def alive() -> None:
-    """To the watchdog: the world is at work, though no step of training has been made."""
-    if launch.active is not None:
-        launch.active.progress("packing images")
 
 
 class Progress:
