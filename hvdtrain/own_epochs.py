@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from hvdtrain import launch, record
-from hvdtrain.errors import UserError
+from hvdtrain.errors import Diverged, UserError
 from hvdtrain.record import Epoch, EpochLog
 
 #: Later than any epoch: keeps all that is recorded.
@@ -24,8 +26,8 @@ def record_epoch(
 ) -> None:
     """For a loop of your own: append an epoch to the run folder's `epochs.jsonl`, which reports are made of. `fit` does it itself.
 
-    Rank 0 writes, the others do nothing; without a run folder nobody does. Give values of the whole world
-    (`sum_over_ranks`), not of one rank.
+    Rank 0 writes, the others do not; without a run folder nobody does. All ranks must call it, with values of the whole world
+    (`sum_over_ranks`), not of one rank: a `train_loss` that is no number ends them all, as in `fit`.
 
     Args:
         epoch: from 1.
@@ -35,28 +37,32 @@ def record_epoch(
 
     Raises:
         UserError: this process has recorded this epoch, or a later one; or `init()` was not called.
+        Diverged: `train_loss` is no longer a number; the epoch is on record.
     """
     if launch.active is None:
         raise UserError("call init() first: it finds this rank's place")
-    folder = record.run_dir()
-    if launch.active.world.rank != 0 or folder is None:
-        return
-    # With the first one of this start: what stands from it on is of an earlier start, and is trained again.
-    path = folder / "epochs.jsonl"
-    first = _AFTER_ALL if path in EpochLog.opened else epoch
     values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
-    rate = samples / (seconds - seconds_val) if seconds > seconds_val else None
-    try:
-        EpochLog(path, next_epoch=first).append(
-            Epoch(
-                epoch,
-                samples=samples,
-                seconds=seconds,
-                seconds_val=seconds_val,
-                samples_per_second=rate,
-                restart=record.restart_count(),
-                **values,
-            )
+    if launch.active.world.rank == 0 and (folder := record.run_dir()) is not None:
+        # With the first one of this start: what stands from it on is of an earlier start, and is trained again.
+        path = folder / "epochs.jsonl"
+        first = _AFTER_ALL if path in EpochLog.opened else epoch
+        rate = samples / (seconds - seconds_val) if seconds > seconds_val else None
+        entry = Epoch(
+            epoch,
+            samples=samples,
+            seconds=seconds,
+            seconds_val=seconds_val,
+            samples_per_second=rate,
+            restart=record.restart_count(),
+            **values,
         )
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        try:
+            EpochLog(path, next_epoch=first).append(entry)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    if train_loss is not None and not math.isfinite(train_loss):
+        at = f" at learning rate {lr:g}" if lr is not None else ""
+        raise Diverged(
+            f"the training loss is {train_loss} in epoch {epoch}{at}; "
+            "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
+        )
