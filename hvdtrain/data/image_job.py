@@ -10,8 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import layers
+from keras.src.utils import file_utils
 
 import hvdtrain.keras as hk
+from hvdtrain.data import pretrained
 from hvdtrain.data.affine import Affine, Augmented, opencv
 from hvdtrain.data.augment import RandomAffine
 from hvdtrain.data.folders import scan, split
@@ -137,15 +139,12 @@ def as_wanted(backbone: str, pixels: Any) -> Any:
 def _backbone(options: argparse.Namespace, size: int) -> keras.Model:
     make = getattr(keras.applications, options.backbone)
     weights = None if options.weights == "none" else options.weights
-    try:
-        with hk.rank_zero_first():  # a download, perhaps
-            backbone: keras.Model = make(include_top=False, weights=weights, input_shape=(size, size, 3))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--backbone {options.backbone} --weights {options.weights}: {reason}. Where nodes have no way out, fetch the weights "
-            "once on the login node (they stay in ~/.keras), or name a file; --weights none begins at random"
-        ) from None
+    with hk.rank_zero_first():  # a download, perhaps
+        backbone: keras.Model = pretrained.load(
+            lambda: make(include_top=False, weights=weights, input_shape=(size, size, 3)),
+            file_utils,
+            f"--backbone {options.backbone} --weights {options.weights}",
+        )
     return backbone
 
 

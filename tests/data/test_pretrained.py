@@ -1,0 +1,164 @@
+"""Weights of backbones: downloads that broke off, that others make at the same time, and that cannot be made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.data import pretrained
+from hvdtrain.errors import UserError
+
+WHOLE = b"weights, whole"
+
+
+class Network:
+    """What `keras.utils.get_file` does, of a server with one file."""
+
+    def __init__(self) -> None:
+        self.served, self.reachable, self.content = 0, True, WHOLE
+
+    def get_file(self, fname: str, origin: str, cache_subdir: str = "datasets") -> str:
+        path = pretrained.folder().parent / cache_subdir / fname
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            if not self.reachable:
+                raise Exception(
+                    f"URL fetch failure on {origin}: None -- [Errno -3] Temporary failure in name resolution"
+                )
+            self.served += 1
+            path.write_bytes(self.content[:5])
+            pause.wait(0.05)
+            path.write_bytes(self.content)
+        return str(path)
+
+
+pause = threading.Event()
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    return Network()
+
+
+def load(network: Network) -> bytes:
+    """As a model of keras.applications does."""
+    files = SimpleNamespace(get_file=network.get_file)
+
+    def make() -> bytes:
+        path = Path(files.get_file("net_notop.h5", "https://x/net_notop.h5", cache_subdir="models"))
+        if path.read_bytes() != WHOLE:
+            raise OSError("Unable to synchronously open file (truncated file: eof = 5)")
+        return path.read_bytes()
+
+    try:
+        return pretrained.load(make, files, "--backbone Net --weights imagenet")
+    finally:
+        assert files.get_file == network.get_file
+
+
+def test_weights_are_loaded_once_and_kept(network: Network) -> None:
+    assert [load(network), load(network)] == [WHOLE, WHOLE]
+    assert network.served == 1
+    assert sorted(path.name for path in pretrained.folder().iterdir()) == [".hvdtrain.lock", "net_notop.h5"]
+
+
+def test_a_file_that_broke_off_is_fetched_anew(network: Network) -> None:
+    pretrained.folder().mkdir()
+    (pretrained.folder() / "net_notop.h5").write_bytes(WHOLE[:5])
+    (pretrained.folder() / ".fetching-dead").mkdir()
+    assert load(network) == WHOLE
+    assert sorted(path.name for path in pretrained.folder().iterdir()) == [".hvdtrain.lock", "net_notop.h5"]
+
+
+def test_nobody_sees_a_file_that_another_has_begun(network: Network) -> None:
+    """As on nodes that share a home folder; threads, each with an open file of its own, exclude each other as processes do."""
+    found: list[bytes] = []
+    threads = [threading.Thread(target=lambda: found.append(load(network))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [WHOLE] * 4
+    assert network.served == 1
+
+
+def test_what_cannot_be_loaded_twice_says_what_to_do(network: Network) -> None:
+    network.content = b"an answer of the proxy"
+    with pytest.raises(
+        UserError, match=r"--backbone Net --weights imagenet: Unable to .*truncated.* fetch the weights once"
+    ):
+        load(network)
+    assert network.served == 2
+
+
+def test_without_a_network_it_says_where_weights_may_come_from(network: Network, tmp_path: Path) -> None:
+    network.reachable = False
+    with pytest.raises(UserError) as caught:
+        load(network)
+    assert str(caught.value) == (
+        "--backbone Net --weights imagenet: URL fetch failure on https://x/net_notop.h5: None -- [Errno -3] Temporary failure in "
+        f"name resolution. Where nodes have no way out, fetch the weights once on the login node (they stay in {tmp_path}/models), "
+        "or name a file: --weights FILE; --weights none begins at random"
+    )
+
+
+def test_what_no_network_would_mend_says_nothing_of_networks(network: Network) -> None:
+    def make() -> None:
+        raise ValueError("Input size must be at least 32x32")
+
+    with pytest.raises(UserError, match=r"--weights none: Input size must be at least 32x32$"):
+        pretrained.load(make, SimpleNamespace(get_file=network.get_file), "--backbone Net --weights none")
+
+
+BACKBONE = """
+import argparse, pathlib, sys
+import keras
+from keras.src.applications import mobilenet_v2
+import hvdtrain.keras as hk
+from hvdtrain.data import image_job, pretrained
+server = pathlib.Path(sys.argv[1])
+hk.init("single")
+options = argparse.Namespace(backbone="MobileNetV2", weights="none")
+made = image_job._backbone(options, 32)
+name = "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224_no_top.h5"
+made.save(server / name)
+whole = (server / name).read_bytes()
+mobilenet_v2.BASE_WEIGHT_PATH = f"file://{server}/"
+options.weights = "imagenet"
+pretrained.folder().mkdir(parents=True, exist_ok=True)
+(pretrained.folder() / name).write_bytes(whole[: len(whole) // 2])
+again = image_job._backbone(options, 32)
+assert (again.get_weights()[0] == made.get_weights()[0]).all()
+(pretrained.folder() / name).unlink()
+(server / name).unlink()
+image_job._backbone(options, 32)
+"""
+
+
+def test_kerases_own_downloads_go_that_way(tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    server.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(BACKBONE)
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "KERAS_HOME": str(tmp_path / "home")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "hvdtrain.run", str(script), str(server)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert (
+        "failed in rank_zero_first(): --backbone MobileNetV2 --weights imagenet: URL fetch failure on file://"
+        in ended.stderr
+    )
+    assert f"(they stay in {tmp_path}/home/models)" in ended.stderr
+    assert "Traceback" not in ended.stderr
