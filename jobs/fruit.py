@@ -1,11 +1,14 @@
 """Fresh and rotten apples, bananas and oranges by fine-tuning in Keras: 6 classes, images for training and test in two folders."""
 
+import argparse
 import os
+from collections.abc import Sequence
 
 from hvdtrain import job
 
 
-def main() -> None:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; those of the process itself for None."""
     strategies = ("horovod", "multiworker", "mirrored", "tpu", "single")
     parser = job.parser(__doc__, epochs=10, batch_size=32, lr=0.0001, warmup_epochs=1, strategies=strategies)
     parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
@@ -27,9 +30,16 @@ def main() -> None:
         "--published", action="store_true", help="the study's own rate, Adam(lr=0.1 x GPUs), which diverges"
     )
     parser.add_argument("--frozen", action="store_true", help="train the new layer alone; the study trained all")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.published:
-        options.lr, options.lr_rule, options.warmup_epochs = 0.1, "linear", 0.0
+        # In place of the defaults: what is given beside it counts.
+        as_published = argparse.Namespace(lr=0.1, lr_rule="linear", warmup_epochs=0.0)
+        options = parser.parse_args(arguments, as_published)
+    return options
+
+
+def main() -> None:
+    options = parsed()
     os.environ["KERAS_BACKEND"] = options.framework  # read when Keras is imported
     import keras
 

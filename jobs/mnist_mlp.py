@@ -12,6 +12,7 @@ import hvdtrain.torch as ht
 from hvdtrain import engines, job
 from hvdtrain.data.sets import load
 from hvdtrain.data.shard import epoch_order
+from hvdtrain.errors import UserError
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -19,6 +20,14 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
+}
+#: Options that engine "torch" alone obeys: their defaults, and what the other engines do in any case.
+OF_TORCH = {
+    "optimizer": ("sgd",),
+    "lr_rule": ("auto", "none"),
+    "warmup_epochs": (0.0,),
+    "workers": (0,),
+    "strategy": ("horovod", "single"),
 }
 
 
@@ -50,6 +59,10 @@ def with_horovod(options: argparse.Namespace) -> None:
 
 def with_engine(options: argparse.Namespace) -> None:
     """The other engines: one process, plain SGD, forward and backward passes timed apart as in the study."""
+    for name, legal in OF_TORCH.items():
+        if (given := getattr(options, name)) not in legal:
+            option = f"--{name.replace('_', '-')} {given}"
+            raise UserError(f"{option} is for --engine torch; {options.engine} is one process with plain SGD at a constant rate")
     ht.init("single")
     x_train, y_train, x_test, y_test = arrays(options)
     weights = engines.Weights.random(x_train.shape[1], options.hidden, 10, options.seed)
