@@ -62,7 +62,9 @@ def with_engine(options: argparse.Namespace) -> None:
     for name, legal in OF_TORCH.items():
         if (given := getattr(options, name)) not in legal:
             option = f"--{name.replace('_', '-')} {given}"
-            raise UserError(f"{option} is for --engine torch; {options.engine} is one process with plain SGD at a constant rate")
+            raise UserError(
+                f"{option} is for --engine torch; {options.engine} is one process with plain SGD at a constant rate"
+            )
     ht.init("single")
     x_train, y_train, x_test, y_test = arrays(options)
     weights = engines.Weights.random(x_train.shape[1], options.hidden, 10, options.seed)

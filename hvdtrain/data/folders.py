@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Tree:
         labels: int64, shape (n,): index into `classes`.
         classes: names of the folders, sorted.
         strangers: files that are no images by their names.
+        empty: classes without an image.
         key: changes whenever a file's name, size or time does.
     """
 
@@ -34,6 +36,7 @@ class Tree:
     labels: np.ndarray
     classes: tuple[str, ...]
     strangers: tuple[str, ...]
+    empty: tuple[str, ...]
     key: str
 
 
@@ -41,17 +44,22 @@ def scan(root: Path) -> Tree:
     """The images in the class folders of `root`, at any depth below each.
 
     Raises:
-        UserError: no such folder, or no class folder with an image in it.
+        UserError: no such folder, one that cannot be read, or no class folder with an image in it.
     """
-    if not root.is_dir():
-        raise UserError(f"{root} is not a folder; it must hold one folder for each class, with images in it")
+    try:
+        if not root.is_dir():
+            raise UserError(f"{root} is not a folder; it must hold one folder for each class, with images in it")
+        with os.scandir(root) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        _unreadable(error)
     files: list[str] = []
     labels: list[int] = []
     strangers: list[str] = []
     facts = []
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     for label, name in enumerate(classes):
-        for place, folders, found in os.walk(root / name):
+        # Without `onerror` a folder that cannot be read would be an empty one.
+        for place, folders, found in os.walk(root / name, onerror=_unreadable):
             folders.sort()
             for file in sorted(found):
                 alive("looking through image folders")  # a file server may take long to say what it has
@@ -71,8 +79,14 @@ def scan(root: Path) -> Tree:
         raise UserError(
             f"{root} has no images: it must hold one folder for each class, with files ending in {', '.join(ENDINGS)}"
         )
+    with_images = set(labels)
+    empty = tuple(name for label, name in enumerate(classes) if label not in with_images)
     key = hashlib.sha256(json.dumps([classes, facts]).encode()).hexdigest()[:16]
-    return Tree(root, tuple(files), np.array(labels, np.int64), tuple(classes), tuple(strangers), key)
+    return Tree(root, tuple(files), np.array(labels, np.int64), tuple(classes), tuple(strangers), empty, key)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
 def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

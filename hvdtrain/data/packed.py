@@ -227,6 +227,12 @@ def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: Wor
             )
         )
     if place.rank == 0:
+        if tree.empty:
+            others = ", ..." if len(tree.empty) > 10 else ""
+            print(
+                f"hvdtrain: {len(tree.empty)} of {len(tree.classes)} classes have no image: {', '.join(tree.empty[:10])}{others}",
+                flush=True,
+            )
         if tree.strangers:
             print(
                 f"hvdtrain: {len(tree.strangers)} files are no images by their names, such as {tree.strangers[0]}",

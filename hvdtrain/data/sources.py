@@ -59,10 +59,17 @@ class Source:
     instructions: str = ""
 
     def holds(self, folder: Path) -> bool:
-        """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set was fetched to."""
+        """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set was fetched to.
+
+        Raises:
+            UserError: it may not be looked into.
+        """
         if self.taken_for(folder):
             return False
-        return any(all(_present(folder, name) for name in layout) for layout in self.layouts)
+        try:
+            return any(all(_present(folder, name) for name in layout) for layout in self.layouts)
+        except OSError as error:
+            raise UserError(f"{error.filename}: {error.strerror}") from error
 
     def taken_for(self, folder: Path) -> str:
         """Another data set with files of the same names that was fetched to `folder`; "" without one."""

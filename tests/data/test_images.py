@@ -186,6 +186,32 @@ def test_a_folder_that_holds_nothing_says_what_it_must_hold(tmp_path: Path) -> N
         scan(tmp_path)
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = images.tree(tmp_path / "t", classes=2, each=2)
+    scandir = os.scandir
+
+    for denied in (root / "001.class 1", root):
+
+        def look(path: object, denied: Path = denied) -> object:
+            if Path(str(path)) == denied:
+                raise PermissionError(13, "Permission denied", str(path))
+            return scandir(str(path))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", look)
+            with pytest.raises(UserError) as caught:
+                scan(root)
+        assert str(caught.value) == f"{denied}: Permission denied"
+
+
+def test_classes_without_images_are_named(alone: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = images.tree(tmp_path / "t", classes=2, each=2)
+    (root / "aside").mkdir()
+    (root / "empty").mkdir()
+    pack(scan(root), 16, alone, gather)
+    assert "2 of 4 classes have no image: aside, empty\n" in capsys.readouterr().out
+
+
 RANKS = """
 import sys, zlib
 import hvdtrain.torch as ht

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,11 +36,11 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the watchdog hears."""
     heard: list[str] = []
     monkeypatch.setattr(launch, "active", SimpleNamespace(progress=heard.append))
-    yield heard
+    return heard
 
 
 def gather(value: object) -> list[object]:

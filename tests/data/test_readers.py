@@ -146,3 +146,12 @@ def test_made_up_images_are_marked_and_can_be_learned() -> None:
     brightest = data.x_test.astype(int).sum((2, 3)).argmax(1) * 4 // 12
     assert (brightest == data.y_test).mean() > 0.99
     assert not load("digits").synthetic
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(UserError, match=r"mnist/train-images-idx3-ubyte: Permission denied$"):
+        locate("mnist", tmp_path / "mnist")

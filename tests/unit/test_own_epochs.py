@@ -26,7 +26,9 @@ def test_a_loss_that_is_no_number_ends_all_ranks_as_in_fit(
         monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
     record_epoch(1, samples=8, seconds=1.0, train_loss=0.5, val_loss=math.inf)
     for epoch, loss in ((2, math.nan), (3, math.inf)):
-        with pytest.raises(Diverged, match=f"the training loss is {loss} in epoch {epoch} at learning rate 0.1; try") as caught:
+        with pytest.raises(
+            Diverged, match=f"the training loss is {loss} in epoch {epoch} at learning rate 0.1; try"
+        ) as caught:
             record_epoch(epoch, samples=8, seconds=1.0, train_loss=loss, lr=0.1)
         assert caught.value.agreed
     # The epoch is on record, as with `fit`.
