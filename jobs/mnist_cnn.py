@@ -12,6 +12,7 @@ from keras import layers
 import hvdtrain.keras as hk
 from hvdtrain import job
 from hvdtrain.data.sets import ImageSet, load
+from hvdtrain.errors import UserError
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
@@ -95,6 +96,14 @@ def main() -> None:
     )
     parser.add_argument("--dropout", type=float, default=0.0, help="share of the 128 units left out in training")
     options = parser.parse_args()
+    if options.loop == "custom" and options.strategy in ("mirrored", "tpu"):
+        raise UserError(
+            f"--strategy {options.strategy} works through --loop fit; custom is for horovod, multiworker and single"
+        )
+    if options.loop == "custom" and keras.config.backend() != "tensorflow":
+        raise UserError(
+            f"--loop custom is written for TensorFlow; with KERAS_BACKEND={keras.config.backend()} take --loop fit"
+        )
     hk.init(options.strategy)
     keras.utils.set_random_seed(options.seed)
     keras.config.set_dtype_policy(POLICIES[options.precision])

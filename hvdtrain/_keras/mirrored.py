@@ -22,6 +22,7 @@ from hvdtrain.errors import UserError
 ONE_PROCESS = ("mirrored", "tpu")
 #: On a machine without GPUs: how many devices its CPUs are divided into.
 REPLICAS_VARIABLE = "HVDTRAIN_REPLICAS"
+OWN_LOOP = 'a loop of your own needs strategy "horovod" or "multiworker"; "mirrored" and "tpu" work through fit'
 TOO_LATE = 'strategy "{}" must be set up before TensorFlow is used: call hvdtrain.keras.init() before any tensor or model is made'
 
 
@@ -167,8 +168,14 @@ class _Wire:
         return grads
 
     def average(self, grads: list[Any], names: list[str]) -> list[Any]:
-        """Mean over all samples of the step. Keras has divided each device's loss by the number of devices."""
+        """Mean over all samples of the step. Keras has divided each device's loss by the number of devices.
+
+        Raises:
+            UserError: not inside a step of `fit`, which runs on every device.
+        """
         context = tf.distribute.get_replica_context()
+        if context is None:
+            raise UserError(OWN_LOOP)
         number = context.num_replicas_in_sync
         if number == 1:
             return grads

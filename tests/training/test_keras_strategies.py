@@ -127,6 +127,16 @@ for strategy in ("mirored", "mirrored"):
     except UserError as error:
         print(error)
 SGD = keras.optimizers.SGD
+sys.path.insert(0, os.getcwd())
+import tensorflow as tf
+from jobs import mnist_cnn
+def own_loop(compiled):
+    variable, optimizer = keras.Variable([1.0]), hk.DistributedOptimizer(SGD(0.1))
+    step = lambda: optimizer.apply([tf.ones(1)], [variable])
+    (tf.function(step) if compiled else step)()
+def job(backend, *arguments):
+    keras.config.backend, sys.argv = lambda: backend, ["mnist_cnn.py", "--loop", "custom", *arguments]
+    mnist_cnn.main()
 for make in (
     lambda: hk.DistributedOptimizer(SGD(0.1, gradient_accumulation_steps=2)),
     lambda: hk.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(SGD(0.1))),
@@ -134,11 +144,15 @@ for make in (
     lambda: hk.DistributedOptimizer(SGD(0.1), compression="fp16"),
     lambda: hk.loader(keras.ops.ones((1, 4)), keras.ops.ones(1), batch_size=8),
     lambda: hk.init("horovod"),
+    lambda: own_loop(False),
+    lambda: own_loop(True),
+    lambda: job("tensorflow", "--strategy", "mirrored"),
+    lambda: job("torch"),
 ):
     try:
         make()
     except UserError as error:
-        print(error)
+        print(str(error).strip().splitlines()[-1])  # in a compiled step TensorFlow puts before it where it was
 """
 
 
@@ -156,6 +170,9 @@ def test_what_a_strategy_cannot_do_is_refused_with_the_reason(tmp_path: Path) ->
         'compression="fp16" needs strategy "horovod"',
         "1 samples for 2 devices: each needs at least one",
         'init(strategy="horovod") after init(strategy="mirrored")',
+        *['a loop of your own needs strategy "horovod" or "multiworker"; "mirrored" and "tpu" work through fit'] * 2,
+        "--strategy mirrored works through --loop fit",
+        "with KERAS_BACKEND=torch take --loop fit",
     )
     assert len(said) == len(expected), ended.out
     for line, message in zip(said, expected, strict=True):
