@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from hvdtrain import lr
@@ -30,12 +30,12 @@ def parser(
     `strategies`: for a job that can average gradients in several ways, the legal values of `--strategy`, the default first.
     """
     result = argparse.ArgumentParser(description=description, formatter_class=_Help, allow_abbrev=False)
-    result.add_argument("--epochs", type=_positive_int, default=epochs, help="passes over the training data")
-    result.add_argument("--batch-size", type=_positive_int, default=batch_size, help="samples per rank and step")
-    result.add_argument("--lr", type=_positive_float, default=lr, help="learning rate of one rank, before scaling")
+    result.add_argument("--epochs", type=positive_int, default=epochs, help="passes over the training data")
+    result.add_argument("--batch-size", type=positive_int, default=batch_size, help="samples per rank and step")
+    result.add_argument("--lr", type=positive_float, default=lr, help="learning rate of one rank, before scaling")
     result.add_argument("--lr-rule", choices=_rules(), default=lr_rule, help="how it grows with the number of ranks")
-    result.add_argument("--warmup-epochs", type=_not_negative, default=warmup_epochs, help="epochs to reach that rate")
-    result.add_argument("--seed", type=_natural, default=0, help="of initial weights and data order")
+    result.add_argument("--warmup-epochs", type=not_negative, default=warmup_epochs, help="epochs to reach that rate")
+    result.add_argument("--seed", type=natural, default=0, help="of initial weights and data order")
     if strategies:
         result.add_argument("--strategy", choices=strategies, default=strategies[0], help="what averages gradients")
     return result
@@ -52,20 +52,35 @@ def _rules() -> list[str]:
     return sorted(lr.CHOICES)
 
 
-def _positive_int(text: str) -> int:
+def positive_int(text: str) -> int:
+    """For `add_argument(..., type=...)`, like those below: from 1 on."""
     return _checked(int, text, lambda value: value >= 1, "a positive whole number")
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
+    """From 0 on."""
     return _checked(int, text, lambda value: value >= 0, "a whole number from 0 on")
 
 
-def _positive_float(text: str) -> float:
+def positive_float(text: str) -> float:
+    """Above 0, and not infinite."""
     return _checked(float, text, lambda value: 0 < value < math.inf, "a positive number")
 
 
-def _not_negative(text: str) -> float:
+def not_negative(text: str) -> float:
+    """From 0 on, and not infinite."""
     return _checked(float, text, lambda value: 0 <= value < math.inf, "a number from 0 on")
+
+
+def share(text: str) -> float:
+    """From 0 to less than 1."""
+    return _checked(float, text, lambda value: 0 <= value < 1, "a number from 0 to less than 1")
+
+
+#: What `submit` knows when it reads a job, so that it refuses what the job would.
+TYPES: Mapping[str, Callable[[str], float]] = {
+    each.__name__: each for each in (positive_int, natural, positive_float, not_negative, share)
+}
 
 
 def _checked(convert: Callable[[str], Number], text: str, legal: Callable[[Number], bool], name: str) -> Number:

@@ -11,7 +11,7 @@ def main() -> None:
         __doc__, epochs=30, batch_size=32, lr=0.01, lr_rule="linear", warmup_epochs=3, strategies=strategies
     )
     parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
-    parser.add_argument("--image-size", type=int, default=224, help="edge in pixels")
+    parser.add_argument("--image-size", type=job.positive_int, default=224, help="edge in pixels")
     parser.add_argument(
         "--backbone", default="MobileNetV2", help="of keras.applications, such as ResNet50, EfficientNetB0"
     )
@@ -20,7 +20,7 @@ def main() -> None:
     )
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the layers")
     parser.add_argument(
-        "--max-bad", type=int, help="unreadable files that are left out; default: 1 in 100, at least 10"
+        "--max-bad", type=job.natural, help="unreadable files that are left out; default: 1 in 100, at least 10"
     )
     parser.add_argument(
         "--framework", default="tensorflow", choices=["tensorflow", "torch"], help="what Keras computes with"

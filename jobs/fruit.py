@@ -12,7 +12,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     strategies = ("horovod", "multiworker", "mirrored", "tpu", "single")
     parser = job.parser(__doc__, epochs=10, batch_size=32, lr=0.0001, warmup_epochs=1, strategies=strategies)
     parser.add_argument("--data-dir", help="folder that holds the data; default: where `hvdtrain fetch` puts them")
-    parser.add_argument("--image-size", type=int, default=224, help="edge in pixels")
+    parser.add_argument("--image-size", type=job.positive_int, default=224, help="edge in pixels")
     parser.add_argument(
         "--backbone", default="MobileNetV2", help="of keras.applications, such as ResNet50, EfficientNetB0"
     )
@@ -21,7 +21,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the layers")
     parser.add_argument(
-        "--max-bad", type=int, help="unreadable files that are left out; default: 1 in 100, at least 10"
+        "--max-bad", type=job.natural, help="unreadable files that are left out; default: 1 in 100, at least 10"
     )
     parser.add_argument(
         "--framework", default="tensorflow", choices=["tensorflow", "torch"], help="what Keras computes with"

@@ -90,11 +90,11 @@ def main() -> None:
     parser.add_argument("--data-dir", help="folder that holds it; default: where `hvdtrain fetch` puts it")
     parser.add_argument("--loop", default="fit", choices=["fit", "custom"], help="Keras' loop, or one written out")
     parser.add_argument("--precision", default="fp32", choices=list(POLICIES), help="of the layers")
-    parser.add_argument("--accumulate", type=int, default=1, help="steps whose gradients make one update")
+    parser.add_argument("--accumulate", type=job.positive_int, default=1, help="steps whose gradients make one update")
     parser.add_argument(
         "--schedule", default="none", choices=["none", "exponential", "cosine"], help="of the learning rate"
     )
-    parser.add_argument("--dropout", type=float, default=0.0, help="share of the 128 units left out in training")
+    parser.add_argument("--dropout", type=job.share, default=0.0, help="share of the 128 units left out in training")
     options = parser.parse_args()
     if options.loop == "custom" and options.strategy in ("mirrored", "tpu"):
         raise UserError(

@@ -99,11 +99,11 @@ def main() -> None:
     parser = job.parser(__doc__, epochs=5, batch_size=64, lr=0.1, strategies=("horovod", "ddp", "single"))
     parser.add_argument("--data", default="mnist", choices=["mnist", "fashion-mnist"], help="data set")
     parser.add_argument("--data-dir", help="folder that holds it; default: where `hvdtrain fetch` puts it")
-    parser.add_argument("--hidden", type=int, default=128, help="units of the hidden layer")
+    parser.add_argument("--hidden", type=job.positive_int, default=128, help="units of the hidden layer")
     parser.add_argument("--optimizer", default="sgd", choices=list(OPTIMIZERS), help="with engine torch")
-    parser.add_argument("--workers", type=int, default=0, help="processes that load data, with engine torch")
-    parser.add_argument("--train-images", type=int, default=37_800, help="images to train on")
-    parser.add_argument("--test-images", type=int, default=4_200, help="images to test on")
+    parser.add_argument("--workers", type=job.natural, default=0, help="processes that load data, with engine torch")
+    parser.add_argument("--train-images", type=job.positive_int, default=37_800, help="images to train on")
+    parser.add_argument("--test-images", type=job.positive_int, default=4_200, help="images to test on")
     engine_names = ["torch", "numpy", "naive", "explicit", "tiled"]
     parser.add_argument(
         "--engine", default="torch", choices=engine_names, help="what computes; the last three need a GPU"

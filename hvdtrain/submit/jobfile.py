@@ -99,14 +99,16 @@ def find_options(tree: ast.AST) -> dict[str, JobOption]:
     """The options that `job.parser(...)` and `.add_argument("--x", ...)` calls in `tree` add, by every long name."""
     options: dict[str, JobOption] = {}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    parser_names = set(_names_of_parser(tree))
+    parser_names = set(_names_of("parser", tree))
+    known = {given: kind for name, kind in standard.TYPES.items() for given in _names_of(name, tree)}
+    converters = {**_CONVERTERS, **known}
     for call in calls:
         if ast.unparse(call.func) in parser_names:
             options.update(_standard(_keywords(call)))
     for call in calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             names = [text for text in map(_literal, call.args) if isinstance(text, str) and text.startswith("--")]
-            options.update((name, _added(name, call)) for name in names)
+            options.update((name, _added(name, call, converters)) for name in names)
     for call in calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "set_defaults":
             for key, value in _keywords(call).items():
@@ -116,17 +118,17 @@ def find_options(tree: ast.AST) -> dict[str, JobOption]:
     return options
 
 
-def _names_of_parser(tree: ast.AST) -> Iterator[str]:
-    """Under which names the file calls `hvdtrain.job.parser`."""
+def _names_of(function: str, tree: ast.AST) -> Iterator[str]:
+    """Under which names the file has `function` of `hvdtrain.job`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 if name.name == "hvdtrain.job":
-                    yield f"{name.asname or 'hvdtrain.job'}.parser"
+                    yield f"{name.asname or 'hvdtrain.job'}.{function}"
         elif isinstance(node, ast.ImportFrom) and node.module == "hvdtrain":
-            yield from (f"{name.asname or 'job'}.parser" for name in node.names if name.name == "job")
+            yield from (f"{name.asname or 'job'}.{function}" for name in node.names if name.name == "job")
         elif isinstance(node, ast.ImportFrom) and node.module == "hvdtrain.job":
-            yield from (name.asname or "parser" for name in node.names if name.name == "parser")
+            yield from (name.asname or function for name in node.names if name.name == function)
 
 
 def _standard(given: Mapping[str, Any]) -> dict[str, JobOption]:
@@ -145,7 +147,7 @@ def _standard(given: Mapping[str, Any]) -> dict[str, JobOption]:
     return result
 
 
-def _added(name: str, call: ast.Call) -> JobOption:
+def _added(name: str, call: ast.Call, converters: Mapping[str, Callable[[str], Any]]) -> JobOption:
     given = _keywords(call)
     choices = given.get("choices")
     kind = next((ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "type"), "")
@@ -157,7 +159,7 @@ def _added(name: str, call: ast.Call) -> JobOption:
         "count",
     )
     legal = tuple(str(choice) for choice in choices) if isinstance(choices, (list, tuple, set)) else None
-    return JobOption(name, given.get("default"), legal, _CONVERTERS.get(kind), switch)
+    return JobOption(name, given.get("default"), legal, converters.get(kind), switch)
 
 
 def _keywords(call: ast.Call) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UserError
-from hvdtrain.job import STANDARD_OPTIONS
+from hvdtrain.job import STANDARD_OPTIONS, positive_int
 from hvdtrain.paths import job_names, shipped
 from hvdtrain.submit import jobfile
 
@@ -93,6 +93,41 @@ def test_a_job_is_not_run_to_be_read(tmp_path: Path) -> None:
     job.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nparser.add_argument('--x')\n")
     assert set(jobfile.read(job).options) == {"--x"}
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "kind"),
+    [
+        ("from hvdtrain import job", "job.positive_int"),
+        ("from hvdtrain import job as j", "j.positive_int"),
+        ("from hvdtrain.job import positive_int", "positive_int"),
+        ("import hvdtrain.job", "hvdtrain.job.positive_int"),
+    ],
+)
+def test_types_of_hvdtrain_are_known(beginning: str, kind: str) -> None:
+    assert options(f"{beginning}\np.add_argument('--width', type={kind})")["--width"].convert is positive_int
+    # Somebody else's of that name says nothing.
+    assert options(f"import job, j\np.add_argument('--width', type={kind})")["--width"].convert is None
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "said"),
+    [
+        ("mnist_cnn", "--accumulate 0", "0 is not a positive whole number"),
+        ("mnist_cnn", "--accumulate -2", "-2 is not a positive whole number"),
+        ("mnist_cnn", "--dropout 1.5", "1.5 is not a number from 0 to less than 1"),
+        ("mnist_mlp", "--workers -1", "-1 is not a whole number from 0 on"),
+        ("mnist_mlp", "--test-images 0", "0 is not a positive whole number"),
+        ("mnist_mlp", "--train-images 0", "0 is not a positive whole number"),
+        ("mnist_mlp", "--hidden 0", "0 is not a positive whole number"),
+        ("fruit", "--image-size 0", "0 is not a positive whole number"),
+        ("caltech256", "--max-bad -1", "-1 is not a whole number from 0 on"),
+    ],
+)
+def test_numbers_that_a_job_of_the_project_would_refuse(job: str, given: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        jobfile.read(shipped("jobs") / f"{job}.py").check(*given.split(), "--set x")
+    assert str(caught.value) == f"--set x: {said}"
 
 
 @pytest.mark.parametrize("content", [b"def f(:\n", b"\x00", b"\xff\xfe"])

@@ -74,6 +74,17 @@ def test_what_makes_no_sense_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_share_is_less_than_all(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = job.parser("a job", epochs=1, batch_size=1, lr=1)
+    parser.add_argument("--dropout", type=job.share)
+    assert parser.parse_args(["--dropout", "0"]).dropout == 0.0
+    assert parser.parse_args(["--dropout", "0.5"]).dropout == 0.5
+    for value in ("1", "1.5", "-0.1", "nan", "half"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--dropout={value}"])
+        assert f"{value} is not a number from 0 to less than 1" in capsys.readouterr().err
+
+
 def test_the_projects_jobs_are_found_by_name() -> None:
     assert "digits" in paths.job_names()
     for name in paths.job_names():
