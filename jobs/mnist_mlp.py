@@ -68,7 +68,8 @@ def with_engine(options: argparse.Namespace) -> None:
     ht.init("single")
     x_train, y_train, x_test, y_test = arrays(options)
     weights = engines.Weights.random(x_train.shape[1], options.hidden, 10, options.seed)
-    engine = engines.create(options.engine, weights)
+    first = slice(options.batch_size)
+    engine = engines.create(options.engine, weights, compiled_for=(x_train[first], y_train[first]))
     for epoch in range(1, options.epochs + 1):
         began, losses = time.perf_counter(), []
         order = epoch_order(len(x_train), options.seed, epoch, shuffle=True)

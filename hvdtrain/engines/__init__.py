@@ -103,14 +103,22 @@ ENGINES: Mapping[str, Callable[[Weights], Engine]] = {
 }
 
 
-def create(name: str, weights: Weights) -> Engine:
+def create(name: str, weights: Weights, compiled_for: tuple[np.ndarray, np.ndarray] | None = None) -> Engine:
     """The engine `name`, beginning with `weights`, which it copies.
+
+    Args:
+        compiled_for: a batch and its labels, on which another engine makes a step and is thrown away: kernels are compiled at their
+            first start, which would count among the first step's seconds.
 
     Raises:
         UserError: unknown, or it needs a GPU or numba that is not there.
     """
     if name not in ENGINES:
         raise UserError(f'engine "{name}" is not one of {", ".join(ENGINES)}{nearest(name, ENGINES)}')
+    if compiled_for is not None:
+        once = ENGINES[name](weights)
+        once.step(*compiled_for, lr=0.0)
+        once.logits(compiled_for[0])
     return ENGINES[name](weights)
 
 

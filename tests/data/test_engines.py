@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from hvdtrain import engines
+from hvdtrain.engines.host import NumpyEngine
 from hvdtrain.errors import UserError
 
 CHECK = """
 import sys
 import numpy as np
 from hvdtrain import engines
+from hvdtrain.engines.host import NumpyEngine
 name, inputs, hidden, batch = sys.argv[1], *map(int, sys.argv[2:])
 weights = engines.Weights.random(inputs, hidden, 10, seed=1)
 rng = np.random.default_rng(0)
@@ -72,6 +74,31 @@ def test_gradients_are_those_of_the_loss() -> None:
             arrays[part][index] += change
             sides.append(loss(engines.Weights(*arrays)))
         assert (before - after)[index] == pytest.approx((sides[0] - sides[1]) / 2e-6, abs=1e-6)
+
+
+def test_kernels_are_compiled_before_the_time_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba compiles a kernel when it is first started, which takes as long as hundreds of steps."""
+    compiled = set()
+
+    class Compiling(NumpyEngine):
+        def step(self, x: np.ndarray, y: np.ndarray, lr: float) -> float:
+            loss = super().step(x, y, lr)
+            self.seconds.forward += 0 if "step" in compiled else 100
+            compiled.add("step")
+            return loss
+
+        def logits(self, x: np.ndarray) -> np.ndarray:
+            compiled.add("logits")
+            return super().logits(x)
+
+    monkeypatch.setitem(engines.ENGINES, "compiling", Compiling)  # type: ignore[arg-type]
+    weights = engines.Weights.random(6, 5, 3, seed=2)
+    x, y = np.ones((4, 6), np.float32), np.array([0, 1, 2, 0])
+    engine = engines.create("compiling", weights, compiled_for=(x, y))
+    assert compiled == {"step", "logits"}
+    assert all(np.array_equal(a, b) for a, b in zip(engine.weights().arrays(), weights.arrays(), strict=True))
+    engine.step(x, y, 0.5)
+    assert engine.seconds.forward < 1
 
 
 def test_an_engine_that_cannot_be_is_refused_with_the_reason() -> None:
