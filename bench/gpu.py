@@ -197,8 +197,13 @@ def main() -> None:
         else:
             rows.append([name, "", _short(content)])
     finish(options, facts, table(["part", "", "found"], rows), {"found": found})
-    if any("failed" in each for each in found.values() if isinstance(each, dict)):
+    if _failed(found):
         sys.exit(1)
+
+
+def _failed(content: Any) -> bool:
+    """Whether a part, or one of several things in it, did not work."""
+    return isinstance(content, dict) and ("failed" in content or any(map(_failed, content.values())))
 
 
 def _short(value: Any) -> str:
