@@ -117,8 +117,10 @@ class Pmix(Launcher):
 
 
 def _srun(request: Request) -> Command:
+    # What sbatch was told to export (--export=NONE, SBATCH_EXPORT of a site) goes on to srun, whose ranks would not know their run
+    # folder and record nothing. The script's own environment is what they need.
     # --cpus-per-task given to sbatch is not inherited by srun since Slurm 22.05.
-    options = ["--kill-on-bad-exit=1", f"--cpus-per-task={request.cpus}"]
+    options = ["--export=ALL", "--kill-on-bad-exit=1", f"--cpus-per-task={request.cpus}"]
     if request.nodes is None:
         options.append(f"--ntasks={request.ranks}")
     else:

@@ -231,16 +231,16 @@ COMMAND = ["python", "-m", "hvdtrain.run", "it's.py", "--lr", "0.1"]
     ("name", "request_", "before"),
     [
         ("none", Request(1, COMMAND), []),
-        ("gloo", Request(8, COMMAND, cpus=4), ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--ntasks=8"]),
+        ("gloo", Request(8, COMMAND, cpus=4), ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--ntasks=8"]),
         (
             "gloo",
             Request(8, COMMAND, cpus=4, nodes=2),
-            ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--nodes=2", "--ntasks-per-node=4"],
+            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--nodes=2", "--ntasks-per-node=4"],
         ),
         (
             "pmix",
             Request(4, COMMAND, nodes=1),
-            ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=1", "--nodes=1", "--ntasks-per-node=4", "--mpi=pmix"],
+            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=1", "--nodes=1", "--ntasks-per-node=4", "--mpi=pmix"],
         ),
         ("local", Request(3, COMMAND, cpus=2), [sys.executable, "-m", "hvdtrain.launch.local", "-n", "3", "--cpus", "2", "--"]),
     ],
@@ -259,7 +259,7 @@ def test_mpirun_command(monkeypatch: pytest.MonkeyPatch, user: int, allowed: lis
 @pytest.mark.parametrize("name", ["gloo", "pmix"])
 def test_srun_is_given_only_flags_that_slurm_22_and_later_have(name: str) -> None:
     # srun takes any unambiguous prefix: a misspelt flag may pass unseen on one version and fail on the next.
-    legal = {"--kill-on-bad-exit", "--cpus-per-task", "--nodes", "--ntasks-per-node", "--ntasks", "--mpi"}
+    legal = {"--export", "--kill-on-bad-exit", "--cpus-per-task", "--nodes", "--ntasks-per-node", "--ntasks", "--mpi"}
     command = REGISTRY[name].command(Request(8, COMMAND, cpus=4, nodes=2))
     flags = command[1 : -len(COMMAND)]
     assert {flag.partition("=")[0] for flag in flags} <= legal
