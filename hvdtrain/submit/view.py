@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.record import CellRecord
+from hvdtrain.record import CellRecord, read_cell
 from hvdtrain.site.commands import SlurmError
 from hvdtrain.submit import lock, queue, submissions, usage
 from hvdtrain.submit.queue import Job
@@ -69,7 +70,8 @@ def look(folder: Path, cells: Sequence[CellRecord]) -> StudyView:
     used: dict[str, list[queue.Usage]] = {}
     if answered:
         accounted, used = queue.accounted(numbers, min(submission.created for submission in known))
-    if answered and not accounted and _is_lost(cells, latest, jobs):
+        cells = [_seen_anew(cell) if _is_lost(cell, latest, jobs, accounted) else cell for cell in cells]
+    if answered and not accounted and any(_is_lost(cell, latest, jobs, accounted) for cell in cells):
         jobs = _with_exit_codes(jobs)
     views = []
     for cell in cells:
@@ -161,14 +163,20 @@ def _find(number: str, jobs: Mapping[str, Job], accounted: Mapping[str, Job]) ->
     return next((job for key, job in accounted.items() if underscore and key.startswith(f"{array}_[")), None)
 
 
-def _is_lost(cells: Sequence[CellRecord], latest: Mapping[str, Submission], jobs: Mapping[str, Job]) -> bool:
+def _is_lost(
+    cell: CellRecord, latest: Mapping[str, Submission], jobs: Mapping[str, Job], accounted: Mapping[str, Job]
+) -> bool:
     """Whether a cell has no result although its job has ended."""
-    for cell in cells:
-        submission = latest.get(cell.folder.name)
-        number = None if submission is None else submission.job_of(cell.folder.name)
-        if cell.result is None and number is not None and not (number in jobs and jobs[number].live):
-            return True
-    return False
+    submission = latest.get(cell.folder.name)
+    number = None if submission is None else submission.job_of(cell.folder.name)
+    job = None if number is None else _find(number, jobs, accounted)
+    return cell.result is None and number is not None and not (job is not None and job.live)
+
+
+def _seen_anew(cell: CellRecord) -> CellRecord:
+    """The cell, read again. NFS remembers for a while that a file was not there; listing the folder asks the server."""
+    os.listdir(cell.folder)
+    return read_cell(cell.folder)
 
 
 def _with_exit_codes(jobs: Mapping[str, Job]) -> dict[str, Job]:

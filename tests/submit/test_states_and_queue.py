@@ -129,6 +129,30 @@ def test_an_attempt_that_was_killed_used_nothing_after_its_last_sign(
         assert seen.spent.gpu_hours == pytest.approx(hours, rel=0.01), state
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", None])
+def test_a_result_that_the_file_system_hides_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    """An NFS client that asked for a file before it was there goes on saying so, until somebody lists the folder."""
+    folder = tmp_path / "n2"
+    cell(tmp_path, "completed")
+    submission = {name: value for name, value in dataclasses.asdict(SUBMITTED).items() if name != "folder"}
+    record.write_json(tmp_path / "submissions" / SUBMITTED.folder / "submission.json", submission)
+    listed: list[str] = []
+    read, listdir = record.read_json, os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [listed.append(str(path)), listdir(path)][1])
+    hidden = folder / "result.json"
+    monkeypatch.setattr(
+        record, "read_json", lambda path: None if path == hidden and str(folder) not in listed else read(path)
+    )
+    monkeypatch.setattr(queue, "live_and_recent", lambda: {} if state is None else {"7": Job("7", state, "n2.ab")})
+    monkeypatch.setattr(queue, "accounted", lambda ids, since: ({}, {}))
+    monkeypatch.setattr(queue, "remembered", dict)
+    (seen,) = look(tmp_path, [record.read_cell(folder)]).cells
+    assert (seen.status, seen.why) == ("completed", "")
+    assert seen.record.result is not None
+
+
 # --- a submission that was accepted without our hearing of it -----------------------------------------------------
 
 ONE = Submission("0001-n2.ab", "n2.ab", ("n2",), ("n2.ab",), "2026-01-01T10:00:00")
