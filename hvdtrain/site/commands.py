@@ -15,7 +15,15 @@ SECONDS = 60.0
 #: After so long somebody at a terminal is told what is waited for.
 _SILENT_SECONDS = 2.0
 #: What a job leaves in its environment. A job submitted from inside a job must not inherit the outer one's shape.
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HOROVOD_", "SUBMITIT_")
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "SUBMITIT_")
+#: Of Horovod's variables only what a launcher sets: all others are settings of the user's, which are to reach the ranks.
+_OF_A_LAUNCHER = {
+    *(f"HOROVOD_{level}{name}" for level in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")),
+    *("HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_ELASTIC", "HOROVOD_SECRET_KEY"),
+    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+}
+#: What a rank fills in where the user has not: left by an outer rank if there is one, else the user's own.
+_OF_A_RANK = {"HOROVOD_GLOO_IFACE", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_FUSION_THRESHOLD"}
 _KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
 _OURS = ("HVDTRAIN_RUN_DIR", "HVDTRAIN_LAUNCH_ID", "HVDTRAIN_LAUNCHER", "HVDTRAIN_JOB_STDERR", "HVDTRAIN_ATTEMPT")
 
@@ -27,11 +35,12 @@ class SlurmError(UserError):
 def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without what an outer job or launcher put there."""
     environ = os.environ if environ is None else environ
+    left = {*_OURS, *_OF_A_LAUNCHER, *(_OF_A_RANK if "HOROVOD_RANK" in environ else ())}
     return {
         name: value
         for name, value in environ.items()
         # Settings of Open MPI (OMPI_MCA_...) are the user's own.
-        if (name in _KEPT or "_MCA_" in name or not name.startswith(_OF_A_JOB)) and name not in _OURS
+        if (name in _KEPT or "_MCA_" in name or not name.startswith(_OF_A_JOB)) and name not in left
     }
 
 

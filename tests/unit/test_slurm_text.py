@@ -124,6 +124,23 @@ def test_another_node_of_the_step(nodes: str | None, other: str | None) -> None:
     assert another_node(world, {} if nodes is None else {"SLURM_STEP_NODELIST": nodes}) == other
 
 
+# --- the environment of what is submitted ---
+
+
+def test_settings_of_horovod_go_with_a_job() -> None:
+    chosen = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_GLOO_IFACE": "ib0", "HOROVOD_CYCLE_TIME": "5", "PATH": "/bin"}
+    assert commands.clean_environment(chosen) == chosen
+
+
+def test_the_place_of_an_outer_rank_does_not_go_with_a_job() -> None:
+    place = [f"{level}{name}" for level in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")]
+    launcher = ["HOSTNAME", "CONTROLLER", "CPU_OPERATIONS", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT"]
+    # Of these nobody can tell who set them, and ranks choose them anew.
+    by_default = ["GLOO_IFACE", "GLOO_TIMEOUT_SECONDS", "FUSION_THRESHOLD"]
+    outer = {f"HOROVOD_{name}": "1" for name in (*place, *launcher, *by_default)}
+    assert commands.clean_environment({**outer, "HOROVOD_AUTOTUNE": "1"}) == {"HOROVOD_AUTOTUNE": "1"}
+
+
 # --- programs that are slow to answer, or never do ---
 
 
