@@ -82,10 +82,12 @@ def launcher(context: Context) -> Finding:
     name, why = choice.decide(list(facts.mpi), info, ethernet=False)
     far, why_far = choice.decide(list(facts.mpi), info, ethernet=not machine.infiniband())
     if info is not None and info.mpi is not None and name == "gloo":
+        plugin = "ask the administrator for SLURM's PMIx plugin (libpmix)"
+        other = f"pip install 'hvdtrain[mpi]', then {build.COMMAND}"
         return warning(
             f"auto takes gloo: {why}",
             "MPI would be the faster of the two",
-            "ask the administrator for SLURM's PMIx plugin (libpmix)",
+            plugin if info.mpi.startswith("Open MPI") else other,
         )
     if far != name:
         return ok(f"auto takes {name} within a node ({why}), {far} for {why_far}")

@@ -37,6 +37,9 @@ def decide(types: Sequence[str], build: check.BuildInfo | None, ethernet: bool) 
         return "gloo", "no Horovod of hvdtrain is installed here to tell whether it has MPI; plain srun always works"
     if build.mpi is None:
         return "gloo", "Horovod was built without MPI"
+    if not build.mpi.startswith("Open MPI"):
+        # MPICH and its relatives speak PMI of their own: without it each rank is a world of one.
+        return "gloo", f"Horovod has {build.mpi}, which SLURM's PMIx may not start"
     if not pmix:
         offered = ", ".join(types) or "nothing"
         return "gloo", f"Horovod has {build.mpi}, but srun --mpi=list offers no pmix ({offered})"

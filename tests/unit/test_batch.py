@@ -98,6 +98,7 @@ def build(mpi: str | None = None, nccl: str | None = None) -> BuildInfo:
         (["none", "pmix", "pmix_v4"], build("Open MPI 5"), True, "gloo", "several nodes without InfiniBand"),
         (["none", "pmix", "pmix_v4"], build("Open MPI 5", nccl="2.28"), True, "pmix", "offers pmix_v4"),
         (["none", "pmi2"], build("Open MPI 5"), False, "gloo", "offers no pmix (none, pmi2)"),
+        (["pmix_v4"], build("MPICH 4.2"), False, "gloo", "Horovod has MPICH 4.2, which SLURM's PMIx may not start"),
         (["pmix"], build(), False, "gloo", "built without MPI"),
         (["pmix"], None, False, "gloo", "no Horovod of hvdtrain is installed here"),
     ],

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.doctor import check, cli
+from hvdtrain.doctor import check, cli, slurm
 from hvdtrain.doctor.check import REGISTRY, Context, examine
+from hvdtrain.horovod_build.check import BuildInfo
+from hvdtrain.site.detect import Facts
 
 
 def outcome(name: str, folder: Path) -> dict[str, str]:
@@ -75,6 +77,24 @@ def test_a_broken_environment(
     found = outcome(name, tmp_path)
     assert found["status"] == status
     assert words in found["what"]
+
+
+@pytest.mark.parametrize(
+    ("mpi", "types", "fix"),
+    [
+        ("Open MPI 5.0.11", ["none", "pmi2"], "ask the administrator for SLURM's PMIx plugin (libpmix)"),
+        ("MPICH 4.2", ["none", "pmix_v4"], "pip install 'hvdtrain[mpi]', then hvdtrain build-horovod"),
+    ],
+)
+def test_what_keeps_auto_from_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpi: str, types: list[str], fix: str
+) -> None:
+    monkeypatch.setattr(slurm, "_facts", lambda: Facts([], mpi=types))
+    monkeypatch.setattr(
+        "hvdtrain.horovod_build.check.installed", lambda: BuildInfo("0", "k", "e", "3", "linux", "g++", mpi=mpi)
+    )
+    found = outcome("launcher", tmp_path)
+    assert (found["status"], found["fix"]) == ("warning", fix)
 
 
 def test_few_open_files(tmp_path: Path) -> None:
