@@ -135,7 +135,7 @@ def build_info(tools: Tools) -> BuildInfo:
     info = BuildInfo(
         horovod=VERSION,
         key="",
-        edits=recipe_fingerprint(),
+        edits=recipe_fingerprint(cuda=tools.cuda is not None),
         python=python_tag(),
         platform=f"{platform.system().lower()}-{platform.machine()} {' '.join(tools.cpu_flags)}".strip(),
         compiler=tools.compiler_version,
@@ -159,9 +159,9 @@ def make_key(info: BuildInfo, abis: list[int]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def recipe_fingerprint() -> str:
+def recipe_fingerprint(*, cuda: bool) -> str:
     """Changes whenever source, edits or compile recipe would give another library."""
-    return hashlib.sha256(f"{SHA256} {edits.fingerprint()} {units.fingerprint()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{SHA256} {edits.fingerprint()} {units.fingerprint(cuda=cuda)}".encode()).hexdigest()[:16]
 
 
 def differences(have: BuildInfo, want: BuildInfo) -> list[str]:

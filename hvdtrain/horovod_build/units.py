@@ -35,7 +35,10 @@ _OPTIMISE = "-O3"
 _OPTIMISE_LITTLE = "-O1"
 
 # The CUDA architectures a data centre may have, by the toolkit that still or already knows them.
+# A kernel that no code fits does not start, which Horovod never looks at: gradients would silently stay unaveraged.
 _CUDA_ARCHITECTURES = ((70, 0, 12), (75, 0, 99), (80, 11, 99), (90, 12, 99), (100, 13, 99))
+# P100 and GTX 10xx. Apart from the others, which mark builds without CUDA too: those are to stay what they are.
+_PASCAL = ((60, 0, 12),)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def _kernel_unit(tools: Tools, cuda: Cuda, abi: int) -> Unit:
     source = "horovod/common/ops/cuda/cuda_kernels.cu"
     output = f"build/abi{abi}/{source.removesuffix('.cu')}.o"
     major = int(cuda.version.split(".")[0])
-    known = [number for number, first, last in _CUDA_ARCHITECTURES if first <= major <= last]
+    known = [number for number, first, last in (*_PASCAL, *_CUDA_ARCHITECTURES) if first <= major <= last]
     code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
     # PTX of the newest, which the driver compiles for GPUs that came later.
     code.append(f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
@@ -236,7 +239,16 @@ def gloo_config(template: str, with_mpi: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fingerprint() -> str:
-    """Changes whenever the recipe above may give another library."""
-    parts = (sources.tables(), _RECIPE, _BASE, _OWN_EIGEN, _OPTIMISE, _OPTIMISE_LITTLE, _CUDA_ARCHITECTURES)
+def fingerprint(*, cuda: bool) -> str:
+    """Changes whenever the recipe above may give another library, with or without CUDA."""
+    parts: tuple[object, ...] = (
+        sources.tables(),
+        _RECIPE,
+        _BASE,
+        _OWN_EIGEN,
+        _OPTIMISE,
+        _OPTIMISE_LITTLE,
+        _CUDA_ARCHITECTURES,
+    )
+    parts += (_PASCAL,) if cuda else ()
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ import pytest
 from hvdtrain.horovod_build import sources, units
 from hvdtrain.horovod_build.check import BuildInfo, expand_prefix, relative_to_prefix
 from hvdtrain.horovod_build.frameworks import Framework, release_of
-from hvdtrain.horovod_build.request import default_jobs, describe, differences, expected_seconds, make_key
+from hvdtrain.horovod_build.request import build_info, default_jobs, describe, differences, expected_seconds, make_key
 from hvdtrain.horovod_build.toolchain import Cuda, Mpi, Nccl
 from hvdtrain.horovod_build.units import Tools
 
@@ -109,6 +109,30 @@ def test_gpu_build_defines_nccl_for_every_collective() -> None:
     [core] = [unit for unit in compiled if unit.name == "core"]
     assert sum(word.startswith("-DHOROVOD_GPU_") and word.endswith(f"={ord('N')}") for word in core.command) == 5
     assert "/nccl/libnccl.so.2" in link.command
+
+
+@pytest.mark.parametrize(
+    ("version", "built"),
+    [
+        ("11.8", ["60", "70", "75", "80"]),
+        ("12.6", ["60", "70", "75", "80", "90"]),
+        ("13.0", ["75", "80", "90", "100"]),  # knows none before
+    ],
+)
+def test_kernels_are_built_for_every_gpu_that_the_toolkit_knows(version: str, built: list[str]) -> None:
+    with_cuda = replace(tools(torch("2.9.0"), gpu=True), cuda=Cuda(version, Path("/cuda")))
+    [kernels] = [unit for unit in units.plan(with_cuda)[0] if unit.name == "CUDA kernels"]
+    codes = [word.partition(",code=")[2] for word in kernels.command if word.startswith("-gencode=")]
+    assert codes == [*(f"sm_{number}" for number in built), f"compute_{built[-1]}"]
+
+
+def test_an_architecture_is_a_reason_to_rebuild_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def marks() -> list[str]:
+        return [build_info(tools(torch("2.9.0"), gpu=gpu)).edits for gpu in (False, True)]
+
+    before = marks()
+    monkeypatch.setattr(units, "_PASCAL", ())
+    assert [new == old for new, old in zip(marks(), before, strict=True)] == [True, False]
 
 
 def test_gloo_config_leaves_no_placeholder(released: Path) -> None:
