@@ -46,13 +46,13 @@ class Allocation:
         return sorted(name for name in self.gpus or {} if name)
 
 
-def ask(job: str) -> Allocation:
+def ask(job: str, seconds: float = commands.SECONDS) -> Allocation:
     """The job `job` as the controller sees it.
 
     Raises:
-        SlurmError: the controller does not answer.
+        SlurmError: the controller does not answer within `seconds`.
     """
-    return parse(job, commands.call(["scontrol", "show", "job", "--details", job]))
+    return parse(job, commands.call(["scontrol", "show", "job", "--details", job], seconds))
 
 
 def clock_ahead() -> float:

@@ -24,6 +24,7 @@ from hvdtrain.launch import allocation, ending
 from hvdtrain.launch.choice import choose
 from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
+from hvdtrain.launch.time_limit import TimeLimit
 from hvdtrain.paths import find_job
 from hvdtrain.site import commands
 
@@ -31,6 +32,8 @@ from hvdtrain.site import commands
 _REQUEUE_SECONDS = 60.0
 #: Longer than ranks take to notice that another attempt has begun.
 _FENCE_SECONDS = 5.0
+#: For the question whether the time limit was extended, while ranks wait to be told of it.
+_LIMIT_SECONDS = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,9 +93,8 @@ class Batch:
         self.policy = ending.Policy(tuple(word for word in given.requeue_on.split(",") if word), given.retries)
         self.process: subprocess.Popen[bytes] | None = None
         self.began = time.time()
-        # By a clock that nobody sets while the job runs.
         self.ahead = allocation.clock_ahead()
-        self.ends = None if self.job.end is None else self.job.end + self.ahead - time.time() + time.monotonic()
+        self.limit = TimeLimit(self.job, None if self.job.end is None else self.job.end + self.ahead - time.time())
         self.attempt = f"{self.job.job}-{self.job.restarts}-{self.began:.3f}"
 
     def run(self) -> int:
@@ -109,10 +111,6 @@ class Batch:
             time.sleep(_FENCE_SECONDS)
         status = self._start()
         return self._end(status)
-
-    def left(self) -> float | None:
-        """Seconds until the time limit."""
-        return None if self.ends is None else self.ends - time.monotonic()
 
     # --- the beginning ---
 
@@ -189,7 +187,7 @@ class Batch:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, self._signal)
         self.process = subprocess.Popen(command, env=environment)
-        if (left := self.left()) is not None:
+        if (left := self.limit.left()) is not None:
             signal.setitimer(signal.ITIMER_REAL, max(0.1, left - self.warning))
         status = self.process.wait()
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -197,10 +195,20 @@ class Batch:
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
         """Tell the ranks. Never SIGTERM: srun would kill them instead of passing it on."""
-        if number == signal.SIGUSR1 and ending.is_early_warning(self.left(), self.warning):
+        if number == signal.SIGUSR1 and ending.is_early_warning(self.limit.left(), self.warning):
             return  # our own clock tells them when it is time
+        if number == signal.SIGALRM and self._has_more_time():
+            return
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR1)
+
+    def _has_more_time(self) -> bool:
+        """When the time to tell the ranks has come: whether the limit was extended. Then the clock is set for the new one."""
+        self.limit.follow(self._now(min(_LIMIT_SECONDS, self.warning / 4)))
+        left = self.limit.left()
+        if left is not None and left > self.warning + 1:
+            signal.setitimer(signal.ITIMER_REAL, left - self.warning)
+        return left is None or left > self.warning + 1
 
     # --- the end ---
 
@@ -217,7 +225,7 @@ class Batch:
             job_state=now.state,
             restarts=now.restarts > self.job.restarts,
             preempted=now.preempted,
-            left=self.left(),
+            left=self.limit.left_at_the_end(now),
             warning=self.warning,
             reason=str(noted.get("reason") or ""),
             recorded=None if present is None else str(present["status"]),
@@ -243,9 +251,9 @@ class Batch:
         print(f"--- {self.folder.name}: {words} (exit status {status}) ---", flush=True)
         return self._requeue(status) if end.requeue else status
 
-    def _now(self) -> allocation.Allocation:
+    def _now(self, seconds: float = commands.SECONDS) -> allocation.Allocation:
         try:
-            return allocation.ask(self.job.job)
+            return allocation.ask(self.job.job, seconds)
         except commands.SlurmError:
             # Whoever cannot be asked has not said that the job is cancelled.
             return allocation.Allocation(self.job.job, self.job.alone)
