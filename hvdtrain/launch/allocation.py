@@ -52,7 +52,8 @@ def ask(job: str, seconds: float = commands.SECONDS) -> Allocation:
     Raises:
         SlurmError: the controller does not answer within `seconds`.
     """
-    return parse(job, commands.call(["scontrol", "show", "job", "--details", job], seconds))
+    # As seconds since 1970: SLURM's usual form names no time zone, and in autumn one hour comes twice.
+    return parse(job, commands.call(["scontrol", "show", "job", "--details", job], seconds, times="%s"))
 
 
 def clock_ahead() -> float:
@@ -157,6 +158,8 @@ def _hosts(text: str) -> int:
 
 
 def _moment(text: str) -> float | None:
+    if text.isdecimal():
+        return float(text)
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:

@@ -44,8 +44,8 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     }
 
 
-def call(argv: Sequence[str], seconds: float = SECONDS) -> str:
-    """What a SLURM program prints.
+def call(argv: Sequence[str], seconds: float = SECONDS, *, times: str | None = None) -> str:
+    """What a SLURM program prints, with times in SLURM's usual form, or in that of `times`.
 
     Raises:
         SlurmError: it is not installed, refused, or did not answer in time.
@@ -55,7 +55,7 @@ def call(argv: Sequence[str], seconds: float = SECONDS) -> str:
         name: value
         for name, value in clean_environment().items()
         if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_")) and name != "SLURM_TIME_FORMAT"
-    }
+    } | ({} if times is None else {"SLURM_TIME_FORMAT": times})
     try:
         process = subprocess.Popen(
             list(argv), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from hvdtrain import attempts, record
 from hvdtrain.checkpoint import Store
 from hvdtrain.horovod_build.check import BuildInfo
 from hvdtrain.launch import allocation, batch, choice, ending
-from hvdtrain.launch.allocation import Allocation
 from hvdtrain.launch.ending import Policy, is_early_warning, judge, warning_seconds
-from hvdtrain.launch.time_limit import TimeLimit
-from hvdtrain.site import commands
 
 DIED = "rank 1 on node2 died without a word, last heard of at step 12"
 
@@ -89,90 +85,6 @@ def test_short_jobs_are_warned_later(limit: float | None, expected: float) -> No
 )
 def test_slurm_warns_up_to_a_minute_early(left: float | None, early: bool) -> None:
     assert is_early_warning(left, 120.0) is early
-
-
-# --- the time limit of a job that runs ----------------------------------------------------------------------------
-
-
-class Srun:
-    """Ranks that only note what they are told."""
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def poll(self) -> None:
-        """It runs."""
-
-    def send_signal(self, number: int) -> None:
-        self.told.append(number)
-
-
-def started(monkeypatch: pytest.MonkeyPatch, said: Allocation | None) -> tuple[batch.Batch, Srun, list[float]]:
-    """A batch job whose clock has just rung, SLURM's answer to it, its ranks, and what its clock is then set to."""
-
-    def ask(job: str, seconds: float = 60.0) -> Allocation:
-        assert seconds <= 5.0, "ranks are to be told in time"
-        if said is None:
-            raise commands.SlurmError("no answer")
-        return said
-
-    made = object.__new__(batch.Batch)
-    made.job = Allocation("7", "7", "RUNNING", end=2000.0)
-    made.limit = TimeLimit(made.job, left=120.0)
-    made.warning = 120.0
-    ranks, rings = Srun(), list[float]()
-    made.process = ranks  # type: ignore[assignment]
-    monkeypatch.setattr(allocation, "ask", ask)
-    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: rings.append(seconds))
-    made._signal(signal.SIGALRM, None)
-    return made, ranks, rings
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        Allocation("7", "7", "RUNNING", end=2000.0),
-        Allocation("7", "7", "RUNNING", end=1900.0),
-        Allocation("7", "7", "RUNNING", end=9000.0, restarts=1),
-        Allocation("7", "7", "COMPLETING", end=9000.0),
-        None,
-    ],
-)
-def test_ranks_are_told_before_the_time_limit(monkeypatch: pytest.MonkeyPatch, said: Allocation | None) -> None:
-    _, ranks, rings = started(monkeypatch, said)
-    assert (ranks.told, rings) == ([signal.SIGUSR1], [])
-
-
-def test_a_time_limit_that_was_lifted_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, ranks, rings = started(monkeypatch, Allocation("7", "7", "RUNNING"))
-    assert (ranks.told, rings, made.limit.left()) == ([], [], None)
-
-
-def test_a_time_limit_that_was_extended_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, ranks, rings = started(monkeypatch, Allocation("7", "7", "RUNNING", end=5600.0))
-    assert ranks.told == []
-    assert rings == [pytest.approx(3600, abs=1)]
-    assert made.limit.left() == pytest.approx(3720, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("state", "end", "left"),
-    [
-        ("RUNNING", 2000.0, 600),
-        ("RUNNING", 1450.0, 50),  # shortened: SLURM has told the ranks
-        ("RUNNING", 9000.0, 600),  # too late for ranks that stop already
-        ("COMPLETING", 1450.0, 600),  # when it was cancelled, not its limit
-        ("RUNNING", None, 600),
-    ],
-)
-def test_what_is_left_when_ranks_have_ended(state: str, end: float | None, left: float) -> None:
-    limit = TimeLimit(Allocation("7", "7", "RUNNING", end=2000.0), left=600.0)
-    assert limit.left_at_the_end(Allocation("7", "7", state, end=end)) == pytest.approx(left, abs=1)
-
-
-def test_without_a_time_limit_nothing_is_left_of_it() -> None:
-    limit = TimeLimit(Allocation("7", "7", "RUNNING"), left=None)
-    assert limit.left() is limit.left_at_the_end(Allocation("7", "7", "RUNNING", end=1.0)) is None
 
 
 def build(mpi: str | None = None, nccl: str | None = None) -> BuildInfo:
