@@ -39,6 +39,8 @@ _OPTIMISE_LITTLE = "-O1"
 _CUDA_ARCHITECTURES = ((70, 0, 12), (75, 0, 99), (80, 11, 99), (90, 12, 99), (100, 13, 99))
 # P100 and GTX 10xx. Apart from the others, which mark builds without CUDA too: those are to stay what they are.
 _PASCAL = ((60, 0, 12),)
+# What may stand before the compiler in CXX; nvcc takes no more than one program.
+_COMPILER_CACHES = ("ccache", "sccache", "distcc", "icecc")
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,17 @@ def _kernel_unit(tools: Tools, cuda: Cuda, abi: int) -> Unit:
     # PTX of the newest, which the driver compiles for GPUs that came later.
     code.append(f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
     command = (str(cuda.nvcc), "-O3", "-std=c++17", "-Xcompiler", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-               "-ccbin", tools.compiler[0], *code, "-c", source, "-o", output)  # fmt: skip
+               *_host_compiler(tools.compiler), *code, "-c", source, "-o", output)  # fmt: skip
     return Unit("CUDA kernels", source, (), output, command, 8.0 * len(known))
+
+
+def _host_compiler(compiler: tuple[str, ...]) -> list[str]:
+    """The words that make nvcc use this C++ compiler, given as one writes it in CXX: `ccache g++ -B/opt/x`."""
+    before = next((place for place, word in enumerate(compiler) if Path(word).name not in _COMPILER_CACHES), 0)
+    program, *options = compiler[before:]
+    # nvcc splits at commas, and nothing is linked by it.
+    passed_on = [word for option in options if not option.startswith("-Wl,") for word in ("-Xcompiler", option)]
+    return ["-ccbin", program, *passed_on]
 
 
 def _link(tools: Tools, framework: Framework, objects: list[str]) -> Link:

@@ -126,6 +126,24 @@ def test_kernels_are_built_for_every_gpu_that_the_toolkit_knows(version: str, bu
     assert codes == [*(f"sm_{number}" for number in built), f"compute_{built[-1]}"]
 
 
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [
+        ("g++", ["-ccbin", "g++"]),
+        ("ccache g++", ["-ccbin", "g++"]),
+        ("/usr/bin/sccache distcc /opt/gcc/bin/g++ -m64", ["-ccbin", "/opt/gcc/bin/g++", "-Xcompiler", "-m64"]),
+        ("g++ -B /opt/x -Wl,-z,now", ["-ccbin", "g++", "-Xcompiler", "-B", "-Xcompiler", "/opt/x"]),
+        ("ccache", ["-ccbin", "ccache"]),
+    ],
+)
+def test_nvcc_is_given_the_compiler_that_was_chosen(compiler: str, words: list[str]) -> None:
+    chosen = replace(tools(torch("2.13.0"), gpu=True), compiler=tuple(compiler.split()))
+    [kernels] = [unit for unit in units.plan(chosen)[0] if unit.name == "CUDA kernels"]
+    begin = kernels.command.index("-ccbin")
+    assert list(kernels.command[begin : begin + len(words)]) == words
+    assert kernels.command[begin + len(words)].startswith("-gencode=")
+
+
 def test_an_architecture_is_a_reason_to_rebuild_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def marks() -> list[str]:
         return [build_info(tools(torch("2.9.0"), gpu=gpu)).edits for gpu in (False, True)]
