@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.horovod_build import host
 from hvdtrain.horovod_build.frameworks import find
 
 MARKER = "hvdtrain_build.json"
@@ -36,6 +37,7 @@ class BuildInfo:
     mpi_library: str | None = None
     cuda: str | None = None
     nccl: str | None = None
+    libc: str | None = None
     features: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -123,6 +125,13 @@ def problem(frameworks: Sequence[str]) -> str | None:
                 f"the installed Horovod was built for {name} {built}, but {name} {found.version} is installed. "
                 f"Type `{_command(tuple(info.frameworks))}` to rebuild it."
             )
+    folder = package()
+    extensions = [path for name in frameworks for path in (folder or Path()).glob(f"{name}/mpi_lib*.so")]
+    if lacking := host.lacks(info.platform, info.libc, extensions):
+        return (
+            f"the installed Horovod was built {lacking}. Type `{_command(frameworks)}` on the oldest kind of node that is to "
+            "run it."
+        )
     library = None if info.mpi_library is None else expand_prefix(info.mpi_library)
     if library is not None and not Path(library).exists():
         return (

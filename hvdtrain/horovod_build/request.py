@@ -9,7 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.horovod_build import edits, toolchain, units
+from hvdtrain.horovod_build import edits, host, toolchain, units
 from hvdtrain.horovod_build.check import BuildInfo, python_tag, relative_to_prefix
 from hvdtrain.horovod_build.errors import RequestError
 from hvdtrain.horovod_build.frameworks import NAMES, Framework, cxx11_abi, find
@@ -145,6 +145,7 @@ def build_info(tools: Tools) -> BuildInfo:
         mpi_library=relative_to_prefix(library) if library is not None else None,
         cuda=tools.cuda.version if tools.cuda is not None else None,
         nccl=tools.nccl.version if tools.nccl is not None else None,
+        libc=host.libc(),
         features=tuple(edits.features()),
     )
     # The C++ ABI is not in the marker: two builds of one torch version that differ in it have different local tags,

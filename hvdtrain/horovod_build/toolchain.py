@@ -13,6 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.horovod_build import host
 from hvdtrain.horovod_build.errors import RequestError
 from hvdtrain.horovod_build.frameworks import Framework
 
@@ -225,12 +226,7 @@ def _read_nccl(home: Path) -> Nccl | None:
 
 def cpu_flags() -> tuple[str, ...]:
     """Vector instructions Horovod has code for and this CPU has: part of the key, for nodes of several kinds."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    have = set(match[1].split()) if match else set()
+    have = host.cpu_words() or set()
     return tuple(flag for name, flag in ARCH_FLAGS.items() if name in have)
 
 

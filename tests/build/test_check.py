@@ -80,6 +80,42 @@ def test_each_kind_of_mismatch(tmp_path: Path, info: BuildInfo, changes: dict[st
     assert modules == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "needs", "words"),
+    [
+        ({"libc": "glibc 99.0"}, b"GLIBC_2.2.5 GLIBC_99.0", "needs glibc 99.0"),
+        ({"libc": "glibc 99.0"}, b"GLIBC_2.2.5 GLIBC_2.14", None),  # built where it is newer, and uses nothing of that
+        ({"libc": "musl 99.0"}, b"GLIBC_99.0", None),
+        ({"libc": None}, b"GLIBC_99.0", None),
+        ({"platform": "linux-x86_64 -mavx -mavx9000"}, b"", "was built for a CPU with avx9000"),
+        ({"platform": "linux-x86_64"}, b"", None),
+    ],
+)
+def test_one_from_another_kind_of_node(
+    tmp_path: Path, info: BuildInfo, changes: dict[str, Any], needs: bytes, words: str | None
+) -> None:
+    framework(tmp_path, "2.13.0+cpu")
+    horovod(tmp_path, info, **{"platform": "linux-x86_64", **changes})
+    (tmp_path / "horovod" / "torch").mkdir()
+    (tmp_path / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(needs)
+    answer, modules = ask(tmp_path, "torch")
+    assert modules == []
+    if words is None:
+        assert answer is None
+    else:
+        assert answer is not None and words in answer and "`hvdtrain build-horovod --frameworks torch`" in answer
+
+
+def test_a_marker_of_before_is_accepted(tmp_path: Path, info: BuildInfo) -> None:
+    framework(tmp_path, "2.13.0+cpu")
+    horovod(tmp_path, info)
+    marker = tmp_path / "horovod" / "hvdtrain_build.json"
+    facts = json.loads(marker.read_text())
+    facts.pop("libc")
+    marker.write_text(json.dumps(facts))
+    assert ask(tmp_path, "torch") == (None, [])
+
+
 def test_another_framework_keeps_the_first_one(tmp_path: Path, info: BuildInfo) -> None:
     framework(tmp_path, "2.13.0+cpu")
     horovod(tmp_path, info, torch=None, tensorflow="2.21.0")
