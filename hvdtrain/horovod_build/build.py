@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hvdtrain.horovod_build import cache as wheels
@@ -48,7 +50,7 @@ def build_wheel(
             finally:
                 progress.close()
         libraries = {link.install: root / link.output for link in links}
-        _check_loads(tools, libraries)
+        _check_loads(tools, libraries, cache)
         made = write_wheel(root, libraries, info, Path(folder))
         kept = wheels.keep(cache, info.key, made)
     shutil.copyfile(log_path, kept.parent / "build.log")
@@ -75,24 +77,41 @@ def write_groups(root: Path, compile_units: list[units.Unit]) -> None:
             path.write_text("".join(f'#include "{member}"\n' for member in unit.members), encoding="utf-8")
 
 
-def _check_loads(tools: units.Tools, libraries: dict[str, Path]) -> None:
+def _check_loads(tools: units.Tools, libraries: dict[str, Path], cache: Path) -> None:
     """Load each library after its framework, so that one with a symbol missing is never kept."""
     folders = list(tools.mpi.library_dirs) if tools.mpi is not None else []
     folders += [str(tools.nccl.library.parent)] if tools.nccl is not None else []
     path = os.pathsep.join([*folders, os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep)
     for framework in tools.frameworks:
         library = next(file for place, file in libraries.items() if place.startswith(f"horovod/{framework.name}/"))
-        program = f"import {framework.name}, ctypes; ctypes.CDLL({str(library)!r})"
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False,
-            env={**os.environ, "LD_LIBRARY_PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )  # fmt: skip
+        with _loadable(library, cache) as file:
+            program = f"import {framework.name}, ctypes; ctypes.CDLL({str(file)!r})"
+            done = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+                env={**os.environ, "LD_LIBRARY_PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            )  # fmt: skip
         if done.returncode != 0:
             last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no output"])[-1]
+            cause = "its version is newer than those tested, or two versions of a library are mixed."
+            if "failed to map segment" in last:
+                cause = (
+                    f"{file.parent} is mounted noexec: type `TMPDIR=DIR hvdtrain build-horovod` with a folder from which "
+                    "programs may be started."
+                )
             raise BuildError(
                 f"the library for {framework.name} {framework.version} was built but does not load:\n  {last}\n"
-                "Likely cause: its version is newer than those tested, or two versions of a library are mixed."
+                f"Likely cause: {cause}"
             )
+
+
+@contextmanager
+def _loadable(library: Path, cache: Path) -> Iterator[Path]:
+    """The library at a place from which it may be loaded: at many sites /tmp is mounted noexec."""
+    if not os.statvfs(library.parent).f_flag & os.ST_NOEXEC:
+        yield library
+        return
+    with tempfile.TemporaryDirectory(prefix="load-", dir=cache) as folder:
+        yield Path(shutil.copy(library, folder))
 
 
 def _environment() -> dict[str, str]:
