@@ -214,7 +214,8 @@ def epochs_of(lines: Sequence[Line], epoch: str, path: Path) -> list[Epoch]:
 def _merged(lines: Sequence[Line], epoch: str, path: Path) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     """Fields of `Epoch` by epoch, and the last wall time of each: a logger may write several lines an epoch."""
     columns = {name: field for name in lines[0] if name and (field := NAMES.get(bare(name)))}
-    validated = {field for name, field in columns.items() if not is_test(name)}
+    filled = {name for name in columns if any((line.get(name) or "").strip() for line in lines)}
+    validated = {field for name, field in columns.items() if name in filled and not is_test(name)}
     tests = [name for name, field in columns.items() if is_test(name) and field in validated]
     columns = {name: field for name, field in columns.items() if name not in tests}
     walls_in = [name for name in lines[0] if name and bare(name) in _WALL]

@@ -133,7 +133,7 @@ def _one(
     basis = every[0].basis
     best, limit = _within(timed, judged, money, deadline, budget, basis)
     # What diverged whenever it was tried has an answer.
-    tried = [(dict(way.fields), way.n_gpus) for way in every]
+    tried = [(dict(way.fields), way.n_gpus) for way in unreached]
     ahead = [way for way in forecasts(settled(rows, runs, BATCH), timed) if (dict(way.fields), way.n_gpus) not in tried]
     run = next_run(rows, fastest, fast_rivals)
     sentences = [

@@ -79,6 +79,8 @@ def best_ways(
         found.append(
             f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + rivals_of(cheap_rivals, "cost")
         )
+    best = [way for way in (fastest, cheapest) if way is not None and way.diverged]
+    found += [f"Of {name} {said}." for name, said in {way.name: _diverged(way) for way in best}.items()]
     if unreached:
         named = ", ".join(f"{way.name} ({_ended(way)})" for way in unreached)
         at = f"{goal:.4g}" if goal is not None else "a stable accuracy"
@@ -100,9 +102,13 @@ def uncounted_ways(basis: str, ways: Sequence[Way]) -> list[str]:
 
 def _ended(way: Way) -> str:
     """How the runs of a way ended that does not reach the target."""
-    if way.diverged > way.replicates:
-        return f"{way.diverged} of {way.diverged + way.replicates} runs diverged" if way.replicates else "diverged"
+    if way.diverged:
+        return _diverged(way) if way.replicates else "diverged"
     return "no answer" if way.val_acc is None else f"{way.val_acc:.4g}"
+
+
+def _diverged(way: Way) -> str:
+    return f"{way.diverged} of {way.diverged + way.replicates} runs diverged"
 
 
 def rivals_of(rivals: Sequence[Way], by: str) -> str:

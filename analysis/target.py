@@ -84,7 +84,9 @@ def ways(
     found = _every(table, target, runs, prices)
     if found:
         rates = check_prices(prices)
-        found += [_nowhere(key, own, found[0].basis, rates) for key, own in only_diverged(runs).items()]
+        known = {_key(way) for way in found}  # a table may have numbers of it
+        nowhere = {key: own for key, own in only_diverged(runs).items() if key not in known}
+        found += [_nowhere(key, own, found[0].basis, rates) for key, own in nowhere.items()]
     diverged = Counter(key_of_run(run) for run in runs if run.diverged)
     found = [replace(way, diverged=diverged[_key(way)]) for way in found]
     apart = differing([way.fields for way in found])

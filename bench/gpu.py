@@ -43,11 +43,16 @@ class Failed(Exception):
     """A part did not work; the message has its output."""
 
 
+def left() -> float:
+    """Seconds of the budget."""
+    return max(1.0, BUDGET - (time.monotonic() - BEGAN))
+
+
 def run(command: list[object], seconds: float = 300, **environ: str) -> str:
     """Standard output and error of a command that must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     words = [str(word) for word in command]
-    seconds = max(1.0, min(seconds, BUDGET - (time.monotonic() - BEGAN)))
+    seconds = min(seconds, left())
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=seconds, env=environment, check=False, cwd=ROOT
@@ -63,7 +68,12 @@ def part(name: str, *arguments: object, seconds: float = 300, **environ: str) ->
     """What a part of `gpu_parts.py` found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        run([sys.executable, HERE, name, "--out", out, *arguments], seconds, **environ)
+        try:
+            run([sys.executable, HERE, name, "--out", out, *arguments], seconds, **environ)
+        except Failed as error:
+            if not out.exists():
+                raise
+            return {**json.loads(out.read_text()), "failed": str(error)}  # what it found before
         return json.loads(out.read_text())
 
 
@@ -136,7 +146,7 @@ def shared(options: argparse.Namespace) -> Any:
             command = [sys.executable, str(HERE), "union", "--out", str(outs[0])]
             ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
         try:
-            said = [process.communicate(timeout=200)[0].decode() for process in ranks]
+            said = [process.communicate(timeout=min(200.0, left()))[0].decode() for process in ranks]
         finally:
             for process in ranks:
                 process.kill()  # one that still holds the GPU would disturb what comes
@@ -153,6 +163,8 @@ def shared(options: argparse.Namespace) -> Any:
 
 
 def main() -> None:
+    from hvdtrain.errors import UserError
+
     made = parser(__doc__)
     made.add_argument("--source", type=Path, help="horovod-0.28.1.tar.gz, where there is no network")
     options = made.parse_args()
@@ -184,12 +196,13 @@ def main() -> None:
         else:
             try:
                 found[name] = each()
-            except (Failed, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            except (Failed, UserError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
                 found[name] = {"failed": str(error)}
         took = time.monotonic() - started
         print(f"{name}: {took:.0f} s", file=sys.stderr, flush=True)
         if options.json:
             # Whatever ends this run early leaves what was found so far.
+            options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps({"machine": facts, "found": found}, indent=1))
         content = found[name]
         if isinstance(content, dict) and content and all(isinstance(value, dict) for value in content.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import shutil
 import subprocess
@@ -69,8 +70,12 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     present = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
     if chosen is None:
         return [str(index) for index in range(present)]
-    # SLURM writes NoDevFiles where it gave no GPU.
-    return [name for name in chosen.split(",") if name != "NoDevFiles"][:present]
+    # As CUDA does: up to the first name that is none. SLURM writes NoDevFiles where it gave no GPU.
+    return list(itertools.takewhile(lambda name: _names_a_gpu(name, present), chosen.split(",")))[:present]
+
+
+def _names_a_gpu(name: str, present: int) -> bool:
+    return int(name) < present if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
 
 
 #: Framework -> what to type for one that sees GPUs.

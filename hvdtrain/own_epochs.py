@@ -60,9 +60,12 @@ def record_epoch(
             EpochLog(path, next_epoch=first).append(entry)
         except ValueError as error:
             raise UserError(str(error)) from None
-    if train_loss is not None and not math.isfinite(train_loss):
+    if launch.active.world.rank == 0 and train_loss is not None and not math.isfinite(train_loss):
         at = f" at learning rate {lr:g}" if lr is not None else ""
-        raise Diverged(
+        diverged = Diverged(
             f"the training loss is {train_loss} in epoch {epoch}{at}; "
             "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
         )
+        # The others may not have called this, or with a value of their own: rank 0 tells them.
+        diverged.agreed = False
+        raise diverged

@@ -274,7 +274,9 @@ def read_cell(folder: Path) -> CellRecord:
 
 def is_study(folder: Path) -> bool:
     """Whether `folder` holds the cells of a study: one of `hvdtrain.submit`, or runs of the ready scripts beside each other."""
-    return (folder / "study.json").is_file() or next(folder.glob("*/cell.json"), None) is not None
+    if (folder / "study.json").is_file():
+        return True
+    return next(folder.glob("*/cell.json"), None) is not None and next(folder.glob("*/study.json"), None) is None
 
 
 def read_study(folder: Path) -> list[CellRecord]:

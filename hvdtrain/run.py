@@ -120,6 +120,9 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
                     record.finish(folder, outcome, status, str(error))
         session.close(after_rank_0=True)
         leave(status)
+    if outcome == "diverged" and session.world.rank == 0 and folder is not None:
+        with contextlib.suppress(*record.UNWRITTEN):
+            record.finish(folder, outcome, status, str(error))
     session.fail(error, status)
 
 

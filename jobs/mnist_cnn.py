@@ -10,7 +10,7 @@ import numpy as np
 from keras import layers
 
 import hvdtrain.keras as hk
-from hvdtrain import job
+from hvdtrain import job, record
 from hvdtrain.data.sets import ImageSet, load
 from hvdtrain.errors import UserError
 
@@ -51,6 +51,8 @@ def custom_loop(model, optimizer, loss_of, train, data: ImageSet, options) -> No
         hits = tf.reduce_sum(tf.cast(tf.argmax(logits, 1) == y, tf.float32))
         return loss, hits
 
+    if hk.world().rank == 0:
+        record.note(batch_size=options.batch_size, accumulate=options.accumulate)
     checkpoints = hk.Checkpoints(model, optimizer)
     share = hk.validation_loader(data.x_test, data.y_test, batch_size=1000)
     forward = tf.function(model, reduce_retracing=True)

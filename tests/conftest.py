@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from hvdtrain.stop import SIGNALS
+
+# What is tested here is on CPUs, also where there is a GPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.fixture(autouse=True)

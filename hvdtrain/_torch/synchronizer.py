@@ -282,10 +282,20 @@ class Synchronizer:
         for group, rate in zip(self.optimizer.param_groups, self._scheduled_rates, strict=True):
             group["lr"] = rate
         self.steps += 1
+        self._release()
         self.clock.stop("optimizer")
         session().progress("training", self.steps)
         if self.check_every and (self.steps == 1 or self.steps % self.check_every == 0):
             replicas.check({self.exchange.names[p]: p for p in self._parameters()}, self.steps)
+
+    def _release(self) -> None:
+        """Parameters that were taken out of the optimizer, on every rank alike, need not travel any more."""
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if len(held) < len(self._hooked):
+            for parameter in self._hooked.keys() - set(held):
+                hook = self._hooked.pop(parameter)
+                if hook is not None:
+                    hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep."""

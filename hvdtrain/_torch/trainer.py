@@ -91,8 +91,7 @@ class Trainer:
         self._reached = self.train.fraction if partials else 0.0
         self.synchronizer.clock.reset()
         self._began = time.perf_counter() - elapsed
-        if not self.model.training:  # else its parts are as the user wants them
-            self.model.train()
+        self.model.train()
         self._steps()
         train_loss, train_acc, samples = self._meter.over_ranks()
         if not self._meter.finite:
@@ -203,6 +202,7 @@ class Trainer:
             if weight:
                 self.precision.scaled(value * weight if weight != 1.0 else value).backward()
             else:
+                self.precision.scaled(value.detach())  # a scaler that has scaled nothing refuses the step
                 _backward_of_nothing(output, value)
         if measure and world().size == 1 and self.accumulate > 1 and group.batches == 1:
             group.first_square = self.synchronizer.square_norm()
@@ -286,11 +286,28 @@ def _backward_of_nothing(output: Any, value: torch.Tensor) -> None:
 
     Its loss may be the mean of nothing, which is no number, and 0 times that is none either.
     """
-    parts = [part for part in leaves(output) if part.requires_grad]
+    parts = _reached(value, [part for part in leaves(output) if part.requires_grad])
     if parts:
         torch.autograd.backward(parts, [torch.zeros_like(part) for part in parts])
     else:
         (value * 0.0).backward()
+
+
+def _reached(value: torch.Tensor, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of a model's outputs that the loss was computed from: what only the others lead to has no part in the backward pass."""
+    wanted = {(part.grad_fn, part.output_nr): part for part in outputs if part.grad_fn is not None}
+    found, seen = [], set()
+    ahead: list[tuple[Any, int]] = [(value.grad_fn, value.output_nr)]
+    while ahead:
+        place = ahead.pop()
+        if place[0] is None or place in seen:
+            continue
+        seen.add(place)
+        if place in wanted:
+            found.append(wanted[place])
+        else:
+            ahead += place[0].next_functions
+    return found
 
 
 def _with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:

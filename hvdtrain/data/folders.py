@@ -16,6 +16,8 @@ from hvdtrain.errors import UserError
 
 #: What counts as an image by its name; the rest is passed over and counted.
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+#: How folders begin that are no classes: hidden ones, and that of a file system's own at its root.
+_NO_CLASS = (".", "lost+found")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def scan(root: Path) -> Tree:
         if not root.is_dir():
             raise UserError(f"{root} is not a folder; it must hold one folder for each class, with images in it")
         with os.scandir(root) as entries:
-            classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(_NO_CLASS))
     except OSError as error:
         _unreadable(error)
     files: list[str] = []

@@ -12,14 +12,17 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
+from hvdtrain.data.alive import alive
 from hvdtrain.errors import UserError
 
 Made = TypeVar("Made")
 _ASIDE = ".fetching-"
+_POLL_SECONDS = 0.5
 
 
 def folder() -> Path:
@@ -78,12 +81,13 @@ class _Files:
         self.asked, self._last = True, None
         place = folder()
         path = place / fname
-        with _alone(place) as alone:
-            if path.exists():  # where Keras knows the checksum it looks at the file
-                self._get_file(fname, origin, **options | {"cache_subdir": str(place)})
-            else:
-                self._download(path, origin, options, alone)
-            self._last = path, _identity(path)
+        if not path.exists():
+            with _alone(place) as alone:
+                if not path.exists():
+                    self._download(path, origin, options, alone)
+        # What is there needs no lock, nor a folder that may be written to. Where Keras knows the checksum it looks at the file.
+        self._get_file(fname, origin, **options | {"cache_subdir": str(place)})
+        self._last = path, _identity(path)
         return str(path)
 
     def _download(self, path: Path, origin: str, options: dict[str, Any], alone: bool) -> None:
@@ -112,11 +116,25 @@ def _identity(path: Path) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[bool]:
     """One process at a time, on whatever node; says whether it is so, for not every file system has locks."""
-    place.mkdir(parents=True, exist_ok=True)
-    with open(place / ".hvdtrain.lock", "w", encoding="utf-8") as file:
+    with contextlib.ExitStack() as opened:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            place.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(open(place / ".hvdtrain.lock", "w", encoding="utf-8"))
+            locked = _locked(file, place)
         except OSError:
-            yield False
-            return
-        yield True
+            locked = False
+        yield locked
+
+
+def _locked(file: IO[str], place: Path) -> bool:
+    said = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not said:
+                print(f"waiting for another process that fetches weights to {place}", flush=True)
+                said = True
+            alive("waiting for weights")
+            time.sleep(_POLL_SECONDS)

@@ -122,20 +122,57 @@ def test_each_epoch_has_a_new_order_that_a_resumed_one_repeats() -> None:
     assert [int(i) for (batch,) in again for i in batch] == second
 
 
-@pytest.mark.parametrize("how", ["evaluate", "fit"])
-def test_frozen_parts_stay_frozen(how: str) -> None:
-    """A batch-norm in evaluation mode among layers that train, which evaluating must not wake."""
+class TwoHeads(nn.Module):
+    """The second one's output is returned, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"other": self.other(x), "main": self.main(x)}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_batch_that_weighs_nothing_changes_nothing(precision: str) -> None:
+    """As the first one, which a loss scaler has to stand; and a head that the loss does not use has no gradient."""
+    model = TwoHeads()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5))
+    weights = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0]))
+    nothing = ht.loader(TensorDataset(torch.randn(4, 2), torch.zeros(4, dtype=torch.long)), 4)
+    ht.fit(
+        trained, optimizer, lambda output, target: weights(output["main"], target), nothing, epochs=1, precision=precision,
+        loss_weight=lambda target: target.sum(),
+    )  # fmt: skip
+    after = model.state_dict()
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())
+    assert torch.equal(after["other.weight"], before["other.weight"]), "weight decay acts on what has a gradient"
+
+
+def test_evaluating_leaves_frozen_parts_frozen() -> None:
+    """A batch-norm in evaluation mode among layers that train."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
-    model.train()
     model[0].eval()
-    validation = ht.validation_loader(data(), 5)
-    if how == "evaluate":
-        ht.evaluate(model, nn.CrossEntropyLoss(), validation)
-    else:
-        trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        ht.fit(trained, optimizer, nn.CrossEntropyLoss(), ht.loader(data(), 5), validation, epochs=2)
+    ht.evaluate(model, nn.CrossEntropyLoss(), ht.validation_loader(data(), 5))
     assert [module.training for module in model.modules()] == [True, False, True]
-    assert not model[0].running_mean.any()
+
+
+class Frozen(nn.Sequential):
+    """Keeps its first layer as it is."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def test_fit_asks_a_model_that_keeps_parts_frozen() -> None:
+    model = Frozen(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    trained, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    validation = ht.validation_loader(data(), 5)
+    ht.fit(trained, optimizer, nn.CrossEntropyLoss(), ht.loader(data(), 5), validation, epochs=2)
+    assert not model[0].running_mean.any() and model[1].training
 
 
 def test_fit_trains_a_model_that_was_evaluated_before() -> None:
