@@ -21,7 +21,8 @@ def world_metrics(model: Any) -> Iterator[None]:
 
     Keras asks for them at one place, at the end of an epoch and of an evaluation, which every rank reaches.
     """
-    if world().size == 1:
+    # A callback may evaluate within `fit`, which has seen to it: twice would add up sums, and end it with the inner one.
+    if world().size == 1 or "_get_metrics_result_or_logs" in vars(model):
         yield
         return
     own: Callable[[Any], Any] = model._get_metrics_result_or_logs

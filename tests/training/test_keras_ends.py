@@ -157,25 +157,53 @@ def test_a_callback_that_knows_of_ranks_keeps_its_own_state_over_a_restart(tmp_p
     assert sorted((tmp_path / "written").read_text().splitlines()) == ["0 of rank 0"] * 2 + ["1 of rank 1"] * 2
 
 
-STATISTICS = """
-model = model_of(norm=True)
-hk.broadcast(model)
-norm = model.layers[0]
-norm.moving_mean.assign(np.full(8, 0.5 if world.size == 1 else world.rank))
-losses = hk.gather_objects(hk.evaluate(model, hk.validation_loader(x, y, batch_size=16))["loss"])
-print(json.dumps(losses))
+BY_ONESELF = """
+norm = model_of(norm=True)
+hk.broadcast(norm)
+norm.layers[0].moving_mean.assign(np.full(8, 0.5 if world.size == 1 else world.rank))
+losses = hk.gather_objects(hk.evaluate(norm, hk.validation_loader(x, y, batch_size=16))["loss"])
+class Evaluates(keras.callbacks.Callback):
+    seen = []
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(hk.evaluate(self.model, others, verbose=0)["loss"])
+others = hk.validation_loader(x[:20], y[:20], batch_size=4)
+histories = []
+for given in ([], [Evaluates()]):
+    keras.utils.set_random_seed(1)
+    train = hk.loader(x[:40], y[:40], batch_size=8 // world.size)
+    given += hk.callbacks(checkpoints=False)
+    history = model_of().fit(train, validation_data=others, epochs=3, callbacks=given, verbose=0).history
+    histories.append(hk.gather_objects(history))
+if world.rank == 0:
+    print(json.dumps([losses, histories, Evaluates.seen]))
 """
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_an_evaluation_of_ones_own_is_that_of_the_mean_of_all_statistics(backend: str, tmp_path: Path) -> None:
-    losses = []
+@pytest.fixture(scope="module", params=["tensorflow", "torch"])
+def by_oneself(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
+    """What calls besides `fit` give on one rank and on two: losses, histories, losses in between."""
+    found = []
     for ranks in (1, 2):
-        ended = run(ranks, STATISTICS, tmp_path, backend=backend)
+        ended = run(ranks, BY_ONESELF, tmp_path_factory.mktemp("calls"), backend=request.param)
         assert ended.status == 0, ended.err
-        losses += json.loads(next(line for line in ended.out.splitlines() if line.startswith("[")))
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+        found.append(json.loads(next(line for line in ended.out.splitlines() if line.startswith("["))))
+    return list(zip(*found, strict=True))
+
+
+@pytest.mark.ranks
+def test_an_evaluation_of_ones_own_is_that_of_the_mean_of_all_statistics(by_oneself: list[tuple[Any, Any]]) -> None:
+    ((expected,), losses), *_ = by_oneself
+    assert losses == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.ranks
+def test_an_evaluation_within_a_fit_leaves_its_logs_those_of_all_ranks(by_oneself: list[tuple[Any, Any]]) -> None:
+    _, (one, two), (expected, seen) = by_oneself
+    (alone,), _ = one
+    assert two == [[two[0][0]] * 2] * 2
+    assert two[0][0] == {name: pytest.approx(values, rel=1e-5) for name, values in alone.items()}
+    assert seen == pytest.approx(expected, rel=1e-5)
+    assert seen == pytest.approx(alone["val_loss"], rel=1e-5)
 
 
 PARTS = """
