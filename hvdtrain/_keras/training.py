@@ -10,7 +10,7 @@ import keras
 
 from hvdtrain import record, stop
 from hvdtrain._keras import others, state
-from hvdtrain._keras.backends import agreed_by
+from hvdtrain._keras.backends import Wire, agreed_by
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
 from hvdtrain._keras.epochs import EpochMeter, effective_rate
 from hvdtrain._keras.further import Optimizers, accumulated_in, inner_state
@@ -66,6 +66,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._averaged = False
         self._ends = False  # a callback of this rank wants the training to end
         self._function: Any = None
+        self._wires: list[Wire] = []
         self._restoring: dict[str, Any] | None = None
 
     def begin(self, fit: int, recorded: int, first: int) -> None:
@@ -255,7 +256,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.end()
 
     def end(self) -> None:
-        """Give the model its own train function back."""
+        """Give the model its own train function back, and steps outside of `fit` their full weight: its last one may have none."""
+        for wire in self._wires:
+            wire.start_step(1.0, False, False)
         if self._function is not None:
             self.model.train_function = self._function
             self._function = None

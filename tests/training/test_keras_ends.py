@@ -174,14 +174,20 @@ for given in ([], [Evaluates()]):
     given += hk.callbacks(checkpoints=False)
     history = model_of().fit(train, validation_data=others, epochs=3, callbacks=given, verbose=0).history
     histories.append(hk.gather_objects(history))
+keras.utils.set_random_seed(1)
+model = model_of()
+model.fit(hk.loader(x[:9], y[:9], batch_size=8 // world.size), callbacks=hk.callbacks(checkpoints=False), verbose=0)
+mine = slice(9 + world.rank, 17, world.size)
+model.train_on_batch(x[mine], y[mine])
+weights = np.concatenate([np.ravel(value) for value in model.get_weights()]).tolist()
 if world.rank == 0:
-    print(json.dumps([losses, histories, Evaluates.seen]))
+    print(json.dumps([losses, histories, Evaluates.seen, weights]))
 """
 
 
 @pytest.fixture(scope="module", params=["tensorflow", "torch"])
 def by_oneself(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
-    """What calls besides `fit` give on one rank and on two: losses, histories, losses in between."""
+    """What calls besides `fit` give on one rank and on two: losses, histories, losses in between, weights."""
     found = []
     for ranks in (1, 2):
         ended = run(ranks, BY_ONESELF, tmp_path_factory.mktemp("calls"), backend=request.param)
@@ -198,12 +204,18 @@ def test_an_evaluation_of_ones_own_is_that_of_the_mean_of_all_statistics(by_ones
 
 @pytest.mark.ranks
 def test_an_evaluation_within_a_fit_leaves_its_logs_those_of_all_ranks(by_oneself: list[tuple[Any, Any]]) -> None:
-    _, (one, two), (expected, seen) = by_oneself
+    _, (one, two), (expected, seen), _ = by_oneself
     (alone,), _ = one
     assert two == [[two[0][0]] * 2] * 2
     assert two[0][0] == {name: pytest.approx(values, rel=1e-5) for name, values in alone.items()}
     assert seen == pytest.approx(expected, rel=1e-5)
     assert seen == pytest.approx(alone["val_loss"], rel=1e-5)
+
+
+@pytest.mark.ranks
+def test_a_step_after_a_fit_is_not_weighted_as_its_last_one(by_oneself: list[tuple[Any, Any]]) -> None:
+    *_, (expected, weights) = by_oneself
+    assert weights == pytest.approx(expected, rel=1e-5)
 
 
 PARTS = """
