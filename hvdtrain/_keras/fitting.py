@@ -92,6 +92,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
         )
     train = arguments["x"]
     ours.loader = train if isinstance(train, Loader) else None
+    ours.validates = arguments["validation_data"] is not None or bool(arguments["validation_split"])
     _prepare(model, arguments, ours)
     ours.others = _others(given, ours)
     arguments["callbacks"] = [BeforeOthers(ours), *ours.others, ours]

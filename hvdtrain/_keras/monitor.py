@@ -33,13 +33,20 @@ class Monitor:
         if self.mode != "auto" and self.name is None:
             raise UserError(f'mode="{self.mode}" is of the value that monitor= names: give that too')
 
-    def score(self, model: Any, logs: dict[str, float]) -> float | None:
+    def score(self, model: Any, logs: dict[str, float], validates: bool) -> float | None:
         """Of the model after an epoch with these logs, higher is better; None without logs.
+
+        Args:
+            validates: whether there is validation data. An epoch without it (`validation_freq`) has no score: its training loss
+                does not compare with the validation losses of others.
 
         Raises:
             UserError: the name is not among them, or nobody knows what is better.
         """
         if not logs:
+            return None
+        unvalidated = validates and not any(name.startswith("val_") for name in logs)
+        if unvalidated and (self.name is None or self.name.startswith("val_")):
             return None
         if self.name is not None:
             if self.name not in logs:

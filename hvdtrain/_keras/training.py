@@ -48,6 +48,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.checkpoints = Checkpoints(None, keep)
         self.epochs_before = 0  # added to the epochs of this `fit`, where it is recorded
         self.recorded = 0  # the last epoch that the process has recorded
+        self.validates = False  # whether `fit` evaluates, in some of its epochs at least
         self.left_early = False  # something of the user's ended this `fit`, before its last epoch
         self._replica_check = replica_check
         self._monitor = monitor or Monitor()
@@ -321,7 +322,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "callbacks": others.learned(self.others, here=True),
         }
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs))
+        self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs, self.validates))
 
 
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]

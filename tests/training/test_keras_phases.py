@@ -210,6 +210,26 @@ def test_what_cannot_be_monitored_is_refused(monitor: str, mode: str, told: str,
     assert told in ended.err and "Traceback" not in ended.err
 
 
+SELDOM = """
+train, validation = hk.loader(x, y, batch_size=8), hk.validation_loader(x, y, batch_size=8)
+for name in ("val_loss", None, "loss"):
+    model = keras.Sequential([keras.Input((8,)), dense(1)])
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False)
+    callbacks = hk.callbacks(monitor=name, keep=9)
+    model.fit(train, validation_data=validation, validation_freq=2, epochs=4, verbose=0, callbacks=callbacks)
+"""
+
+
+@pytest.mark.ranks
+def test_an_epoch_without_validation_is_not_the_best_by_it(tmp_path: Path) -> None:
+    ended = run(1, SELDOM, tmp_path)
+    assert ended.status == 0, ended.err
+    for folder, scored in (("checkpoints", [2, 4]), ("checkpoints-2", [2, 4]), ("checkpoints-3", [1, 2, 3, 4])):
+        saved = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / folder).glob("*.json"))]
+        assert [each["epoch"] for each in saved] == [1, 2, 3, 4]
+        assert [each["epoch"] for each in saved if each["score"] is not None] == scored
+
+
 SEVERAL = """
 inputs = keras.Input((8,))
 hidden = dense(8)(inputs)
