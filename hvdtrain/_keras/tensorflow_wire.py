@@ -108,10 +108,16 @@ class TensorFlowWire:
             return grads
         assert self._ranks is not None
         counts = self._ranks.sum(tf.constant([float(not flag) for flag in absent]), "present").numpy()
-        return [
-            tf.zeros(variable.shape, variable.dtype) if grad is None and counts[index] else grad
-            for index, (grad, variable) in enumerate(zip(grads, variables, strict=True))
-        ]
+        filled = []
+        for grad, variable, count in zip(grads, variables, counts, strict=True):
+            if grad is None and count:
+                filled.append(tf.zeros(variable.shape, variable.dtype))
+            elif isinstance(grad, tf.IndexedSlices) and count < world().size:
+                # Rows are sent otherwise than a whole gradient, such as the zeros of the other ranks are: they would never meet.
+                filled.append(tf.convert_to_tensor(grad))
+            else:
+                filled.append(grad)
+        return filled
 
     def average(self, grads: list[Any], names: list[str]) -> list[Any]:
         self._mark("reduce_began", grads)

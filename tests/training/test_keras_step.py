@@ -17,20 +17,25 @@ class Sometimes(keras.Model):
     def __init__(self):
         super().__init__()
         self.always, self.at_times, self.last = (keras.layers.Dense(4) for _ in range(3))
+        self.rows = keras.layers.Embedding(3, 4)
 
     def build(self, shape):
-        self.always.build(shape), self.at_times.build(shape), self.last.build((None, 4))
+        self.always.build(shape), self.at_times.build(shape), self.last.build((None, 4)), self.rows.build()
 
     def call(self, x):
         hidden = self.always(x)
-        return self.last(hidden + self.at_times(x) if world.rank == 1 else hidden)
+        return self.last(hidden + self.at_times(x) + self.rows(x[:, 0]) if world.rank == 1 else hidden)
 
+keras.utils.set_random_seed(1)
 model = Sometimes()
 model.build((None, 4))
 optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer, "mse", jit_compile=False, run_eagerly=sys.argv[1] == "eagerly")
-x = np.ones((32, 4), "float32")
+x, before = np.ones((32, 4), "float32"), model.rows.get_weights()[0]
 model.fit(hk.loader(x, x, batch_size=4), epochs=1, callbacks=hk.callbacks(checkpoints=False), verbose=0)
+after = hk.gather_objects(model.get_weights())
+assert all((a == b).all() for a, b in zip(*after)), after
+assert (model.rows.get_weights()[0] != before).any(1).tolist() == [False, True, False]
 print("trained")
 """
 
@@ -100,7 +105,7 @@ print("the same")
 @pytest.mark.ranks
 @pytest.mark.parametrize("how", ["compiled", "eagerly"])
 def test_ranks_with_gradients_for_different_variables(how: str, tmp_path: Path) -> None:
-    """A compiled step would wait for ever for what one rank never sends; an eager one adds zeros."""
+    """A compiled step would wait for ever for what one rank never sends; an eager one adds zeros, also to rows of a table."""
     script = tmp_path / "differing.py"
     script.write_text(DIFFERING)
     ended = run_world(2, script, how, KERAS_BACKEND="tensorflow")
@@ -108,7 +113,7 @@ def test_ranks_with_gradients_for_different_variables(how: str, tmp_path: Path) 
         assert (ended.status, ended.out.count("trained")) == (0, 2), ended.err
         return
     assert ended.status == 2, ended.err
-    assert "rank 0 has no gradient for sometimes/dense_1/kernel and 1 more, which another rank has" in ended.err
+    assert "rank 0 has no gradient for sometimes/dense_1/kernel and 2 more, which another rank has" in ended.err
     assert ended.err.count("run_eagerly=True") == 1
     assert "Traceback" not in ended.err
 
