@@ -24,7 +24,8 @@ from hvdtrain._keras.optimizer import (
     is_upstreams,
 )
 from hvdtrain._keras.others import knows_ranks
-from hvdtrain._keras.start import gather_objects, world
+from hvdtrain._keras.refused import refuse_what_differs
+from hvdtrain._keras.start import world
 from hvdtrain._keras.training import BeforeOthers, Training
 from hvdtrain.errors import UserError
 
@@ -201,9 +202,7 @@ def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
                 'give the loader uneven="drop", or leave steps_per_execution at 1'
             )
     if world().size > 1:
-        _refuse_sums(model)
-        if ours.loader is None:
-            _refuse_the_same_data(arguments["x"])
+        refuse_what_differs(model, None if ours.loader is not None else arguments["x"])
 
 
 def _build(model: Any, x: Any) -> None:
@@ -235,32 +234,6 @@ def _build_metrics(model: Any, ours: Training) -> None:
         model.compute_loss(x, y, output, weight)  # with several outputs it has metrics of its own
     model.compute_metrics(x, y, output, sample_weight=weight)
     state.restore_own(model, seeds)
-
-
-def _refuse_sums(model: Any) -> None:
-    """Of Keras' own steps; one of the user's may do with a loss what it likes."""
-    if not all(step.__module__.startswith("keras.") for step in (type(model).train_step, type(model).compute_loss)):
-        return
-    for loss in keras.tree.flatten(model.loss):
-        if getattr(loss, "reduction", None) == "sum":
-            raise UserError(
-                f'{type(loss).__name__}(reduction="sum") adds up a batch: averaged over {world().size} ranks it is {world().size} '
-                "times smaller than in one process with all samples. Take Keras' default, the mean, with a learning rate as many "
-                "times larger as the batch has samples"
-            )
-
-
-def _refuse_the_same_data(x: Any) -> None:
-    """Plain arrays on every rank are most likely all of the data on every rank."""
-    shape = getattr(x, "shape", None)
-    if shape is None or len(shape) == 0:
-        return
-    mine = (tuple(shape), keras.ops.convert_to_numpy(x[:8]).tobytes())
-    if len(set(gather_objects(mine))) == 1:
-        raise UserError(
-            f"model.fit got the same {shape[0]} samples on every rank, so each epoch would train on all of them {world().size} "
-            "times. Share them out: hvdtrain.keras.loader(x, y, batch_size=...), or hvdtrain.keras.fit(model, x, y, ...)"
-        )
 
 
 def _others(given: list[Any], ours: Training) -> list[Any]:

@@ -66,10 +66,16 @@ class Own(keras.Sequential):
 model = Own(model.layers)
 train = hk.loader(x[:45], y[:45], batch_size=6)
 """
+NESTED = """
+a, b = keras.Input((4,)), keras.Input((4,))
+model = keras.Model({"a": a, "rest": [b]}, keras.layers.Dense(3)(a + b))
+train = ({"a": x, "rest": [x]}, y)
+"""
 MISTAKES = {
     PLAIN: "is a plain one: each of the 2 ranks would train by itself",
     "callbacks = []": "without callbacks=hvdtrain.keras.callbacks()",
     "train = (x, y)": "model.fit got the same 48 samples on every rank",
+    NESTED: "model.fit got the same 48 samples on every rank",
     "n = 48 - 24 * world.rank; train = hk.loader(x[:n], y[:n], batch_size=6)": "different numbers of steps",
     "callbacks += [keras.callbacks.BackupAndRestore('b')]": "would restore rank 0 alone",
     "optimizer.apply([v.value * 0 for v in model.trainable_variables], model.trainable_variables)": "never agreed on where",
