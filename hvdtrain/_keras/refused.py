@@ -20,6 +20,7 @@ def refuse_what_differs(model: Any, x: Any) -> None:
         UserError: says what to take instead.
     """
     _refuse_sums(model)
+    _refuse_synchronized(model)
     _refuse_the_same_data(x)
 
 
@@ -36,9 +37,23 @@ def _refuse_sums(model: Any) -> None:
             )
 
 
+def _refuse_synchronized(model: Any) -> None:
+    """Batch normalisation that Keras synchronises over the devices of a process, of which a rank has one."""
+    for layer in model._flatten_layers():
+        # A frozen one takes no statistics of a batch.
+        if getattr(layer, "synchronized", False) and layer.trainable:
+            raise UserError(
+                f"layer {layer.name} has synchronized=True, which Keras knows of devices in one process only: each of the "
+                f"{world().size} ranks would normalise its own batch. For one machine take "
+                'hvdtrain.keras.init(strategy="mirrored"); else leave it out, or take keras.layers.GroupNormalization'
+            )
+
+
 def _refuse_the_same_data(x: Any) -> None:
     """Plain arrays on every rank are most likely all of the data on every rank."""
-    leaves = [each for each in keras.tree.flatten(x) if len(getattr(each, "shape", ())) and hasattr(each, "__getitem__")]
+    leaves = [
+        each for each in keras.tree.flatten(x) if len(getattr(each, "shape", ())) and hasattr(each, "__getitem__")
+    ]
     if not leaves:
         return
     mine = [(tuple(each.shape), keras.ops.convert_to_numpy(each[:8]).tobytes()) for each in leaves]

@@ -71,11 +71,16 @@ a, b = keras.Input((4,)), keras.Input((4,))
 model = keras.Model({"a": a, "rest": [b]}, keras.layers.Dense(3)(a + b))
 train = ({"a": x, "rest": [x]}, y)
 """
+SYNCHRONIZED = """
+norm = keras.layers.BatchNormalization(synchronized=True)
+model = keras.Sequential([keras.Input((4,)), keras.Sequential([norm]), keras.layers.Dense(3)])
+"""
 MISTAKES = {
     PLAIN: "is a plain one: each of the 2 ranks would train by itself",
     "callbacks = []": "without callbacks=hvdtrain.keras.callbacks()",
     "train = (x, y)": "model.fit got the same 48 samples on every rank",
     NESTED: "model.fit got the same 48 samples on every rank",
+    SYNCHRONIZED: 'take hvdtrain.keras.init(strategy="mirrored")',
     "n = 48 - 24 * world.rank; train = hk.loader(x[:n], y[:n], batch_size=6)": "different numbers of steps",
     "callbacks += [keras.callbacks.BackupAndRestore('b')]": "would restore rank 0 alone",
     "optimizer.apply([v.value * 0 for v in model.trainable_variables], model.trainable_variables)": "never agreed on where",
