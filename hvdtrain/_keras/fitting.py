@@ -12,6 +12,7 @@ import keras
 
 from hvdtrain import stop
 from hvdtrain._keras import state
+from hvdtrain._keras.around import BeforeOthers
 from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.further import Optimizers
 from hvdtrain._keras.loader import Loader
@@ -23,10 +24,10 @@ from hvdtrain._keras.optimizer import (
     is_distributed,
     is_upstreams,
 )
-from hvdtrain._keras.others import knows_ranks
+from hvdtrain._keras.others import Others, knows_ranks
 from hvdtrain._keras.refused import refuse_what_differs
 from hvdtrain._keras.start import world
-from hvdtrain._keras.training import BeforeOthers, Training
+from hvdtrain._keras.training import Training
 from hvdtrain.errors import UserError
 
 # Calls of `fit` in this process, and the last epoch that they recorded: a later one (fine-tuning, say) is recorded after it.
@@ -95,8 +96,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     ours.loader = train if isinstance(train, Loader) else None
     ours.validates = arguments["validation_data"] is not None or bool(arguments["validation_split"])
     _prepare(model, arguments, ours)
-    ours.others = _others(given, ours)
-    arguments["callbacks"] = [BeforeOthers(ours), *ours.others, ours]
+    ours.others = Others(_others(given, ours))
+    arguments["callbacks"] = [BeforeOthers(ours), *ours.others.callbacks, ours]
     if world().rank != 0:
         arguments["verbose"] = 0
     global _fits, _recorded

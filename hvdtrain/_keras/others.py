@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,25 +15,52 @@ _NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
 Learned = dict[str, dict[str, Any]]
 
 
-def learned(callbacks: Sequence[Any], here: bool = False) -> Learned:
-    """Counters, best values and best weights.
+class Others:
+    """Those that a `fit` was given besides ours.
 
-    Args:
-        here: of those that know of ranks (`on_all_ranks`), which have a state of their own on each; else of all others.
+    What a script sets, before training begins, is not learned: another start may set something else, and so may another rank.
     """
-    return {name: _plain_attributes(each) for name, each in _named(callbacks) if knows_ranks(each) is here}
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        self.callbacks = list(callbacks)
+        self._at_start: Learned = {}
+        self._restored: dict[str, set[str]] = {}
+
+    def begin(self) -> None:
+        """Training begins: their `on_train_begin` has been called, and nothing is restored yet."""
+        self._restored = {}
+        self._at_start = copy.deepcopy({name: _plain_attributes(each) for name, each in _named(self.callbacks)})
+
+    def learned(self, here: bool = False) -> Learned:
+        """Counters, best values and best weights.
+
+        Args:
+            here: of those that know of ranks (`on_all_ranks`), which have a state of their own on each; else of all others.
+        """
+        return {name: self._learned_by(name, each) for name, each in _named(self.callbacks) if knows_ranks(each) is here}
+
+    def _learned_by(self, name: str, callback: Any) -> dict[str, Any]:
+        """What was restored is learned even if it is again as it was at the start: the start after this one may differ."""
+        before, restored = self._at_start.get(name, {}), self._restored.get(name, set())
+        return {
+            key: value
+            for key, value in _plain_attributes(callback).items()
+            if key in restored or key not in before or not _alike(value, before[key])
+        }
+
+    def restore(self, values: Learned) -> None:
+        """From `learned`."""
+        for name, callback in _named(self.callbacks):
+            mine = values.get(name, {})
+            self._restored.setdefault(name, set()).update(mine)
+            for key, value in mine.items():
+                # It may be restored again, and a list is changed in place.
+                setattr(callback, key, copy.deepcopy(value))
 
 
 def knows_ranks(callback: Any) -> bool:
     """Whether a callback says so."""
     return bool(getattr(callback, "on_all_ranks", False))
-
-
-def restore(callbacks: Sequence[Any], values: Learned) -> None:
-    """From `learned`."""
-    for name, callback in _named(callbacks):
-        for key, value in values.get(name, {}).items():
-            setattr(callback, key, value)
 
 
 def _named(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -53,3 +81,11 @@ def _plain_attributes(callback: Any) -> dict[str, Any]:
         return isinstance(value, plain) or (isinstance(value, list) and all(map(is_plain, value)))
 
     return {key: value for key, value in vars(callback).items() if key not in _NOT_SAVED and is_plain(value)}
+
+
+def _alike(value: Any, other: Any) -> bool:
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(_alike, value, other))
+    return bool(np.array_equal(value, other)) if isinstance(value, np.ndarray) else bool(value == other)

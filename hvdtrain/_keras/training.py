@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import keras
 
 from hvdtrain import record, stop
-from hvdtrain._keras import others, state
+from hvdtrain._keras import state
 from hvdtrain._keras.backends import Wire, agreed_by
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
 from hvdtrain._keras.epochs import EpochMeter, effective_rate
 from hvdtrain._keras.further import Optimizers, accumulated_in, inner_state
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.monitor import Monitor
+from hvdtrain._keras.others import Others
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
 from hvdtrain._keras.told import note_settings, show_rates
@@ -52,7 +53,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.left_early = False  # something of the user's ended this `fit`, before its last epoch
         self._replica_check = replica_check
         self._monitor = monitor or Monitor()
-        self.others: list[Any] = []
+        self.others = Others()
         self.loader: Loader | None = None
         self.make_step: Any = None  # in place of the model's own train function, if anything
         self.content: dict[str, Any] | None = None
@@ -90,6 +91,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._meter.accumulated = accumulated_in(self.model.optimizer)
         self._optimizers = Optimizers(self.model)
         self._optimizers.begin(steps)
+        self.others.begin()
         if self.content is not None:
             self._resume(self.content, inner)
         self._wires = self._optimizers.wires
@@ -111,15 +113,19 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._optimizers.restore(content)
         ranks = content["ranks"]
         if len(ranks) == world().size:
-            own = ranks[world().rank]
-            state.restore_own(self.model, own)
-            others.restore(self.others, own.get("callbacks", {}))  # an earlier version kept none of a rank's own
+            state.restore_own(self.model, ranks[world().rank])
         elif inner.steps_per_epoch and "steps_before" not in content:
             # From an earlier version.
             iterations = float(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             part = content["consumed"] / self.loader.n_samples if self.loader is not None else 0.0
             inner.steps_before = (content["epoch"] + part) * inner.steps_per_epoch - iterations
-        others.restore(self.others, content["callbacks"])
+        self._restore_others(content)
+
+    def _restore_others(self, content: dict[str, Any]) -> None:
+        ranks = content["ranks"]
+        if len(ranks) == world().size:
+            self.others.restore(ranks[world().rank].get("callbacks", {}))  # an earlier version kept none of a rank's own
+        self.others.restore(content["callbacks"])
 
     # --- one epoch ---
 
@@ -242,7 +248,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._diverged(logs["loss"], recorded=True)
         self.recorded = self.epochs_before + epoch + 1
         # It has been asked by now. Whatever else ends a `fit` may do so for this start only, until a later one has a checkpoint.
-        early = [each for each in self.others if isinstance(each, keras.callbacks.EarlyStopping)]
+        early = [each for each in self.others.callbacks if isinstance(each, keras.callbacks.EarlyStopping)]
         stops = any(each.stopped_epoch > 0 for each in early)
         self.left_early = not stops and epoch + 1 < self.params["epochs"]
         self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
@@ -314,24 +320,12 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "stopped_early": stopped_early,
             "meter": self._meter.saved(),
             "history": self.history,
-            "callbacks": others.learned(self.others),
+            "callbacks": self.others.learned(),
         }
         own = {
             **state.own_state(self.model),
             **self._optimizers.accumulated(),
-            "callbacks": others.learned(self.others, here=True),
+            "callbacks": self.others.learned(here=True),
         }
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
         self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs, self.validates))
-
-
-class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
-    """`fit` puts it first: it sees the epoch before any other callback acts on it."""
-
-    def __init__(self, training: Training) -> None:
-        super().__init__()
-        self._training = training
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The rate of the last step."""
-        self._training.before_others()

@@ -6,6 +6,7 @@ import argparse
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ class Signals(keras.callbacks.Callback):
                 os.kill(os.getpid(), getattr(signal, self.options.signal))
 
 
+class Watches(keras.callbacks.Callback):
+    """Its place and its clock are this start's."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.made = time.time()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.began = time.time()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self.rank == hk.world().rank and self.began >= self.made
+
+
 class Data(hk.Loader):
     """A signal may come while samples are read, in a thread."""
 
@@ -95,11 +111,14 @@ def main() -> None:
     train.__class__, train.signals = Data, signals
     validation = hk.validation_loader(x[:43], y[:43], batch_size=4)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)
+    given = [signals, Watches(world.rank), keras.callbacks.CSVLogger(options.out.with_suffix(".csv"), append=True)]
+    if not options.no_plateau:
+        given.append(plateau)
     history = model.fit(
         train,
         validation_data=validation,
         epochs=options.epochs,
-        callbacks=[signals, *([] if options.no_plateau else [plateau]), *hk.callbacks(checkpoints=options.checkpoints)],
+        callbacks=[*given, *hk.callbacks(checkpoints=options.checkpoints)],
         verbose=0,
     )
     state = [*model.get_weights(), *(np.asarray(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables)]

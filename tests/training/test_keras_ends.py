@@ -139,12 +139,13 @@ class Mine(keras.callbacks.CSVLogger):
     on_all_ranks = True
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
+        self.name = f"of rank {world.rank}" if epoch == 0 else self.name
         with open(sys.argv[1], "a") as file:
             file.write(f"{world.rank} {self.name}\\n")
         if epoch == 0 and world.rank == 0 and len(open(sys.argv[1]).readlines()) <= 2:
             os.kill(os.getpid(), signal.SIGUSR1)
 mine = Mine(os.devnull)
-mine.name = f"of rank {world.rank}"
+mine.name = "of nobody"
 model_of().fit(hk.loader(x, y, batch_size=4), epochs=2, callbacks=[mine, *hk.callbacks()], verbose=0)
 """
 

@@ -59,6 +59,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
     with np.load(whole) as expected, np.load(tmp_path / "parts.npz") as parts:
         assert expected.files == parts.files
         assert [name for name in expected.files if not np.array_equal(expected[name], parts[name])] == []
+    assert [line[0] for line in (tmp_path / "parts.csv").read_text().splitlines()] == ["e", "0", "1", "2", "3"]
     recorded = epochs(tmp_path / "parts")
     assert [epoch["epoch"] for epoch in recorded] == [1, 2, 3, 4]
     assert [epoch["samples"] for epoch in recorded] == [101] * 4
