@@ -12,7 +12,7 @@ import keras
 
 from hvdtrain import stop
 from hvdtrain._keras import state
-from hvdtrain._keras.around import BeforeOthers
+from hvdtrain._keras.around import BeforeOthers, OnlyNewSteps
 from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.further import Optimizers
 from hvdtrain._keras.loader import Loader
@@ -106,6 +106,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
+        if ours.content["consumed"]:
+            arguments["callbacks"] = [BeforeOthers(ours), OnlyNewSteps(ours), ours]
     arguments["x"], ours.make_step = backend().training(model, train, arguments["class_weight"])
     arguments["validation_data"] = backend().feed(arguments["validation_data"])
     wires = Optimizers(model).wires

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import keras
+
 from hvdtrain._keras import state
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.optimizer import Synchronization, is_distributed, synchronization
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, agreed
 
 
 class Optimizers:
@@ -22,6 +24,7 @@ class Optimizers:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.further = _further(model)
+        self._rate: Any = None
         self._unbuilt = [each for each in self.further if not each.built]
 
     @property
@@ -33,11 +36,23 @@ class Optimizers:
         """What each sends, the model's own first."""
         return [synchronization(each).wire for each in self._all]
 
-    @property
-    def asked_to_weight(self) -> list[bool]:
-        """Whether `scale_loss` has been called of each that is used."""
+    def check_weighting(self) -> None:
+        """In a step whose weight is not 1.
+
+        Raises:
+            UserError: on all ranks, where `scale_loss` has not been called of each optimizer that is used.
+        """
         states = [synchronization(each) for each in self._all]
-        return [each.asked_to_weight for each in states if each is states[0] or each.applied]
+        used = [each for each in states if each is states[0] or each.applied]
+        if not all(each.asked_to_weight for each in used):
+            each = "" if len(used) == 1 else f" of each of its {len(used)} optimizers"
+            raise agreed(
+                UserError(
+                    f"the train_step of {type(self._model).__name__} does not call self.optimizer.scale_loss(loss){each}, by which "
+                    "the last step, which the samples do not fill, is weighted: call it before the gradients are computed, as "
+                    'Keras\' own train_step does, or give the loader uneven="drop"'
+                )
+            )
 
     def begin(self, steps: int | None) -> None:
         """Give all ranks rank 0's state, and warm-ups the length of an epoch in `steps` of `fit`, where that is known."""
@@ -50,6 +65,18 @@ class Optimizers:
             # One that has no variables yet says at its first step what to do.
             if each.built:
                 state.broadcast(self._model, each)
+
+    def note_rate(self) -> None:
+        """The model's own learning rate before a callback changes it; a schedule, which none can change, has none."""
+        inner = _inner(self._model.optimizer)
+        self._rate = (
+            None if synchronization(inner).base_rate is None else keras.ops.convert_to_numpy(inner.learning_rate)
+        )
+
+    def restore_rate(self) -> None:
+        """That of `note_rate`."""
+        if self._rate is not None:
+            _inner(self._model.optimizer).learning_rate = self._rate
 
     def saved(self) -> dict[str, Any]:
         """With the weights, for a checkpoint: what is the same on every rank."""

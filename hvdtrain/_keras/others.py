@@ -37,7 +37,9 @@ class Others:
         Args:
             here: of those that know of ranks (`on_all_ranks`), which have a state of their own on each; else of all others.
         """
-        return {name: self._learned_by(name, each) for name, each in _named(self.callbacks) if knows_ranks(each) is here}
+        return {
+            name: self._learned_by(name, each) for name, each in _named(self.callbacks) if knows_ranks(each) is here
+        }
 
     def _learned_by(self, name: str, callback: Any) -> dict[str, Any]:
         """What was restored is learned even if it is again as it was at the start: the start after this one may differ."""

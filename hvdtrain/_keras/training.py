@@ -20,7 +20,7 @@ from hvdtrain._keras.others import Others
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
 from hvdtrain._keras.told import note_settings, show_rates
-from hvdtrain.errors import Diverged, UserError, agreed
+from hvdtrain.errors import Diverged
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
@@ -105,6 +105,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 # What stands there from its first epoch on will be trained again; a finished `fit` leaves it to a later one.
                 first = self.epochs_before + self.done + 1
                 self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
+        self._optimizers.note_rate()
         show_rates(inner, self.params["epochs"])
         self._function = self.model.train_function
         self.model.train_function = self._run_step
@@ -124,10 +125,17 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def _restore_others(self, content: dict[str, Any]) -> None:
         ranks = content["ranks"]
         if len(ranks) == world().size:
-            self.others.restore(ranks[world().rank].get("callbacks", {}))  # an earlier version kept none of a rank's own
+            self.others.restore(
+                ranks[world().rank].get("callbacks", {})
+            )  # an earlier version kept none of a rank's own
         self.others.restore(content["callbacks"])
 
     # --- one epoch ---
+
+    @property
+    def skips(self) -> bool:
+        """Whether the step that begins, or ends, was made before this start."""
+        return self._step < self._skip
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Which samples come, and where in the epoch: Keras has just reset its metrics."""
@@ -143,6 +151,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             ranks = content["ranks"]
             if len(ranks) == world().size:
                 self._restoring = ranks[world().rank]
+                # The others have just begun the epoch a second time.
+                self._restore_others(content)
+                self._optimizers.restore_rate()
             state.restore_metrics(self.model, ranks)
             self._meter.restore(content["meter"])
 
@@ -163,7 +174,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _run_step(self, data: Any) -> Any:
         """In place of the model's train function."""
-        if self._step < self._skip:
+        if self.skips:
             # Trained on before the checkpoint; torch has fetched the batch already, TensorFlow has not.
             if hasattr(data, "__next__"):
                 next(data)
@@ -192,7 +203,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._wire.end_step()
         if self._part is not None and self._part.weight != 1.0:
-            self._check_weighting()
+            self._optimizers.check_weighting()
         # One call may make several steps (steps_per_execution).
         parts = self.loader.batches()[first - self._skip : self._step - self._skip] if self.loader is not None else []
         self._meter.add(sum(part.samples for part in parts))
@@ -206,18 +217,6 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._stop_now()
         if found.end:
             self.model.stop_training = True
-
-    def _check_weighting(self) -> None:
-        asked = self._optimizers.asked_to_weight
-        if not all(asked):
-            each = "" if len(asked) == 1 else f" of each of its {len(asked)} optimizers"
-            raise agreed(
-                UserError(
-                    f"the train_step of {type(self.model).__name__} does not call self.optimizer.scale_loss(loss){each}, by which "
-                    "the last step, which the samples do not fill, is weighted: call it before the gradients are computed, as "
-                    'Keras\' own train_step does, or give the loader uneven="drop"'
-                )
-            )
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Evaluation within an epoch uses the statistics of all ranks."""

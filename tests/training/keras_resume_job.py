@@ -55,17 +55,23 @@ class Signals(keras.callbacks.Callback):
 
 
 class Watches(keras.callbacks.Callback):
-    """Its place and its clock are this start's."""
+    """Has learned how many steps there were and what they cost; its place and its clock are this start's."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self.made = time.time()
+        self.made, self.seen, self.epochs = time.time(), 0, 0
+        self.losses: list[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.began = time.time()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        self.losses.append(float(logs["loss"]))
         assert self.rank == hk.world().rank and self.began >= self.made
 
 
@@ -111,9 +117,10 @@ def main() -> None:
     train.__class__, train.signals = Data, signals
     validation = hk.validation_loader(x[:43], y[:43], batch_size=4)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)
-    given = [signals, Watches(world.rank), keras.callbacks.CSVLogger(options.out.with_suffix(".csv"), append=True)]
+    watches = Watches(world.rank)
+    given = [signals, watches, keras.callbacks.CSVLogger(options.out.with_suffix(".csv"), append=True)]
     if not options.no_plateau:
-        given.append(plateau)
+        given += [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate), plateau]
     history = model.fit(
         train,
         validation_data=validation,
@@ -124,7 +131,7 @@ def main() -> None:
     state = [*model.get_weights(), *(np.asarray(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables)]
     if world.rank == 0:
         losses = np.asarray(history.history["loss"] + history.history["val_loss"])
-        np.savez(options.out, *state, losses)
+        np.savez(options.out, *state, losses, np.asarray([watches.seen, watches.epochs]), np.asarray(watches.losses))
         print(f"rate {float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)):.9g}")
 
 

@@ -55,7 +55,8 @@ def test_a_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
     assert json.loads((tmp_path / "parts" / "result.json").read_text())["status"] == "preempted"
     second = train(2, launcher, backend, tmp_path, "parts", *options)
     assert second.status == 0, second.err
-    # Weights, the optimizer's state, statistics, and the losses of every epoch: bit for bit.
+    # Weights, the optimizer's state with its rate, statistics, the losses of every epoch, and what another callback saw of each
+    # step: bit for bit.
     with np.load(whole) as expected, np.load(tmp_path / "parts.npz") as parts:
         assert expected.files == parts.files
         assert [name for name in expected.files if not np.array_equal(expected[name], parts[name])] == []
