@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -164,12 +165,79 @@ def start_up(figure: Figure) -> str:
     return machine("startup", "startup_tensorflow")
 
 
+#: Contender of the input's bench -> what it is, and whether it is a limit.
+_INPUT = {
+    "read limit": ("limit: copying cached rows", True),
+    "cached, plain": ("cached, no augmentation", False),
+    "cached epoch": ("cached, full augmentation", False),
+    "(c) DataLoader": ("torch DataLoader, Pillow, flip only", False),
+    "(a) generator": ("Keras ImageDataGenerator", False),
+    "(b) tf.data": ("tf.data and Keras layers", False),
+    "decode limit": ("limit: libjpeg-turbo alone", True),
+    "first epoch": ("first epoch: decode, check, write", False),
+    "Pillow": ("Pillow, decoding alone", False),
+}
+
+
+def input_pipeline(figure: Figure) -> str:
+    """Images/s of the input, cached and in the first epoch, beside others and the limits."""
+    axes = figure.subplots()
+    found = load("input_pipeline")
+    for place, (name, (label, limit)) in enumerate(_INPUT.items()):
+        values = found["images_per_s"][name]
+        colour = GREY if limit else BLUE if name in ("cached, plain", "cached epoch", "first epoch") else ORANGE
+        axes.barh(place, statistics.median(values), color=colour)
+        axes.plot([min(values), max(values)], [place, place], color="black", linewidth=1)
+        axes.annotate(f" {statistics.median(values):,.0f} ", (max(values), place), va="center", fontsize=7.5)
+        axes.text(0.0, place, f"{label}  ", ha="right", va="center", transform=axes.get_yaxis_transform())
+    axes.set_xscale("log")
+    axes.set_xlim(right=6e5)
+    axes.set_yticks([])
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set(title="Input: median and range (ours blue, others orange, limits grey)", xlabel="images/s")
+    return f"{found['machine']}, {found['date']}"
+
+
+def commands(figure: Figure) -> str:
+    """Seconds of commands, and of their counterparts elsewhere."""
+    names, places = ("control", "control_torchx"), figure.subplots(1, 2)
+    for axes, name, title in zip(places, names, ("Beside submitit", "Beside torchx, on a slower machine"), strict=True):
+        rows = [(each, seconds) for each, seconds in load(name)["seconds"].items() if each != "python -c pass"]
+        for place, (each, seconds) in enumerate(rows):
+            axes.barh(place, seconds["median"], color=ORANGE if "submitit" in each or "torchx" in each else BLUE)
+            axes.plot([seconds["low"], seconds["high"]], [place, place], color="black", linewidth=1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_yticks(range(len(rows)), [each for each, _ in rows])
+        axes.invert_yaxis()
+        axes.set(title=title, xlabel="seconds, median and range (ours blue)")
+    return machine(*names)
+
+
+def profile(figure: Figure) -> str:
+    """Where the time of one default step goes."""
+    axes, found = figure.subplots(), load("profile_step")
+    whole = sum(found["phases"].values())
+    for place, value in enumerate(found["phases"].values()):
+        axes.barh(place, value, color=BLUE)
+        axes.annotate(f" {value:.1f} ms, {100 * value / whole:.0f} %", (value, place), va="center")
+    axes.set_xlim(right=1.25 * max(found["phases"].values()))
+    axes.set_yticks(range(len(found["phases"])), list(found["phases"]))
+    axes.invert_yaxis()
+    axes.set(title=f"A step of the {found['model']}, {found['ranks']} CPU ranks, {whole:.0f} ms", xlabel="ms")
+    return machine("profile_step")
+
+
 #: File -> who draws it, and its size in inches.
 PICTURES: dict[str, tuple[Callable[[Figure], str], tuple[float, float]]] = {
     "steps": (steps, (10.0, 3.4)),
     "allreduce": (allreduce, (10.0, 4.2)),
     "slow-links": (slow_links, (7.0, 3.6)),
     "start-up": (start_up, (8.0, 3.6)),
+    "input": (input_pipeline, (8.0, 3.4)),
+    "commands": (commands, (10.0, 3.4)),
+    "profile": (profile, (7.0, 2.6)),
 }
 
 

@@ -71,7 +71,8 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     if chosen is None:
         return [str(index) for index in range(present)]
     # As CUDA does: up to the first name that is none. SLURM writes NoDevFiles where it gave no GPU.
-    return list(itertools.takewhile(lambda name: _names_a_gpu(name, present), chosen.split(",")))[:present]
+    names = [name.strip() for name in chosen.split(",")]
+    return list(itertools.takewhile(lambda name: _names_a_gpu(name, present), names))[:present]
 
 
 def _names_a_gpu(name: str, present: int) -> bool:

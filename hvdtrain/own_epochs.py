@@ -37,7 +37,7 @@ def record_epoch(
 
     Raises:
         UserError: this process has recorded this epoch, or a later one; or `init()` was not called.
-        Diverged: `train_loss` is no longer a number; the epoch is on record.
+        Diverged: on rank 0 `train_loss` is no longer a number; the epoch is on record. Left alone it ends all ranks.
     """
     if launch.active is None:
         raise UserError("call init() first: it finds this rank's place")

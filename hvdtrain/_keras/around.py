@@ -21,19 +21,37 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
         self._training.before_others()
 
 
-class OnlyNewSteps(keras.callbacks.CallbackList):  # type: ignore[misc]
-    """Around the other callbacks, where an epoch goes on in its middle: they know the steps before, which have no logs now."""
+class OnlyNewSteps(keras.callbacks.Callback):  # type: ignore[misc]
+    """In place of the other callbacks, where an epoch goes on in its middle: they know the steps before, which have no logs now.
+
+    What they put into logs the callbacks behind them see: all are given the same ones.
+    """
 
     def __init__(self, training: Training) -> None:
-        super().__init__(training.others.callbacks)
+        super().__init__()
         self._training = training
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Of a step that this start makes."""
-        if not self._training.skips:
-            super().on_train_batch_begin(batch, logs)
+    def set_params(self, params: Any) -> None:
+        """Of each."""
+        for each in self._training.others.callbacks:
+            each.set_params(params)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Of a step that this start makes."""
-        if not self._training.skips:
-            super().on_train_batch_end(batch, logs)
+    def set_model(self, model: Any) -> None:
+        """Of each."""
+        for each in self._training.others.callbacks:
+            each.set_model(model)
+
+
+def _of_each(name: str) -> Any:
+    def hook(self: OnlyNewSteps, *args: Any, **kwargs: Any) -> None:
+        if self._training.skips and name in ("on_train_batch_begin", "on_train_batch_end"):
+            return
+        for each in self._training.others.callbacks:
+            getattr(each, name)(*args, **kwargs)
+
+    return hook
+
+
+for _name in dir(keras.callbacks.Callback):
+    if _name.startswith("on_"):
+        setattr(OnlyNewSteps, _name, _of_each(_name))

@@ -69,9 +69,8 @@ class Optimizers:
     def note_rate(self) -> None:
         """The model's own learning rate before a callback changes it; a schedule, which none can change, has none."""
         inner = _inner(self._model.optimizer)
-        self._rate = (
-            None if synchronization(inner).base_rate is None else keras.ops.convert_to_numpy(inner.learning_rate)
-        )
+        plain = hasattr(inner._learning_rate, "assign")
+        self._rate = keras.ops.convert_to_numpy(inner.learning_rate) if plain else None
 
     def restore_rate(self) -> None:
         """That of `note_rate`."""

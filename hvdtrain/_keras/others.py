@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +11,10 @@ import numpy as np
 
 # Attributes that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
 _NOT_SAVED = ("_model", "model", "params", "validation_data", "min_delta")
+#: Bytes of an array that is not copied.
+_LARGE = 64 << 20
+#: Seconds since a clock was read that was read just now.
+_JUST_NOW = 2.0
 #: By callback and attribute.
 Learned = dict[str, dict[str, Any]]
 
@@ -29,7 +33,10 @@ class Others:
     def begin(self) -> None:
         """Training begins: their `on_train_begin` has been called, and nothing is restored yet."""
         self._restored = {}
-        self._at_start = copy.deepcopy({name: _plain_attributes(each) for name, each in _named(self.callbacks)})
+        self._at_start = {
+            name: {key: _copied(value) for key, value in _plain_attributes(each).items()}
+            for name, each in _named(self.callbacks)
+        }
 
     def learned(self, here: bool = False) -> Learned:
         """Counters, best values and best weights.
@@ -56,8 +63,9 @@ class Others:
             mine = values.get(name, {})
             self._restored.setdefault(name, set()).update(mine)
             for key, value in mine.items():
-                # It may be restored again, and a list is changed in place.
-                setattr(callback, key, copy.deepcopy(value))
+                if not _is_clock(getattr(callback, key, None)):  # of this start, which began it anew
+                    # It may be restored again, and a list is changed in place.
+                    setattr(callback, key, _copied(value))
 
 
 def knows_ranks(callback: Any) -> bool:
@@ -90,4 +98,23 @@ def _alike(value: Any, other: Any) -> bool:
         return False
     if isinstance(value, list):
         return len(value) == len(other) and all(map(_alike, value, other))
-    return bool(np.array_equal(value, other)) if isinstance(value, np.ndarray) else bool(value == other)
+    if isinstance(value, np.ndarray):
+        return value is other or (_small(value) and bool(np.array_equal(value, other)))
+    return bool(value == other)
+
+
+def _copied(value: Any) -> Any:
+    """So that a change shows; of large arrays, such as data that a callback looks at, only an exchange does."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.copy() if isinstance(value, np.ndarray) and _small(value) else value
+
+
+def _small(array: np.ndarray) -> bool:
+    return array.nbytes <= _LARGE and array.dtype != object
+
+
+def _is_clock(value: Any) -> bool:
+    """Whether it is the time now, by one of Python's clocks."""
+    clocks = (time.time, time.monotonic, time.perf_counter)
+    return isinstance(value, float) and any(abs(value - clock()) < _JUST_NOW for clock in clocks)

@@ -52,7 +52,9 @@ def _refuse_synchronized(model: Any) -> None:
 def _refuse_the_same_data(x: Any) -> None:
     """Plain arrays on every rank are most likely all of the data on every rank."""
     leaves = [
-        each for each in keras.tree.flatten(x) if len(getattr(each, "shape", ())) and hasattr(each, "__getitem__")
+        each
+        for each in keras.tree.flatten(x)
+        if len(getattr(each, "shape", None) or ()) and hasattr(each, "__getitem__")
     ]
     if not leaves:
         return

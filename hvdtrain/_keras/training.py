@@ -91,7 +91,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._meter.accumulated = accumulated_in(self.model.optimizer)
         self._optimizers = Optimizers(self.model)
         self._optimizers.begin(steps)
-        self.others.begin()
+        if self.checkpoints.folder is not None:
+            self.others.begin()
         if self.content is not None:
             self._resume(self.content, inner)
         self._wires = self._optimizers.wires
@@ -151,9 +152,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             ranks = content["ranks"]
             if len(ranks) == world().size:
                 self._restoring = ranks[world().rank]
-                # The others have just begun the epoch a second time.
-                self._restore_others(content)
                 self._optimizers.restore_rate()
+            # The others have just begun the epoch a second time.
+            self._restore_others(content)
             state.restore_metrics(self.model, ranks)
             self._meter.restore(content["meter"])
 

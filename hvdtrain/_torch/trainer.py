@@ -286,10 +286,12 @@ def _backward_of_nothing(output: Any, value: torch.Tensor) -> None:
 
     Its loss may be the mean of nothing, which is no number, and 0 times that is none either.
     """
-    parts = _reached(value, [part for part in leaves(output) if part.requires_grad])
+    parts = [part for part in leaves(output) if part.requires_grad]
+    if value.requires_grad:  # else it is a constant, for want of something to compute it from
+        parts = _reached(value, parts)
     if parts:
         torch.autograd.backward(parts, [torch.zeros_like(part) for part in parts])
-    else:
+    elif value.requires_grad:
         (value * 0.0).backward()
 
 

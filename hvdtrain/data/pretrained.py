@@ -85,8 +85,11 @@ class _Files:
             with _alone(place) as alone:
                 if not path.exists():
                     self._download(path, origin, options, alone)
-        # What is there needs no lock, nor a folder that may be written to. Where Keras knows the checksum it looks at the file.
-        self._get_file(fname, origin, **options | {"cache_subdir": str(place)})
+        # What is there needs no lock, nor a folder that may be written to; but where Keras knows the checksum, and it is another,
+        # it writes the file anew.
+        checked = options.get("file_hash") or options.get("md5_hash")
+        with _alone(place) if checked else contextlib.nullcontext():
+            self._get_file(fname, origin, **options | {"cache_subdir": str(place)})
         self._last = path, _identity(path)
         return str(path)
 

@@ -129,8 +129,8 @@ def problem(frameworks: Sequence[str]) -> str | None:
     extensions = [path for name in frameworks for path in (folder or Path()).glob(f"{name}/mpi_lib*.so")]
     if lacking := host.lacks(info.platform, info.libc, extensions):
         return (
-            f"the installed Horovod was built {lacking}. Type `{_command(frameworks)}` on the oldest kind of node that is to "
-            "run it."
+            f"the installed Horovod was built {lacking}. Type `{_command(tuple(info.frameworks))}` on the oldest kind of node that "
+            "is to run it."
         )
     library = None if info.mpi_library is None else expand_prefix(info.mpi_library)
     if library is not None and not Path(library).exists():

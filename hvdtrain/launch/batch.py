@@ -254,7 +254,7 @@ class Batch:
     def _now(self, seconds: float = commands.SECONDS) -> allocation.Allocation:
         try:
             return allocation.ask(self.job.job, seconds)
-        except commands.SlurmError:
+        except (commands.SlurmError, OSError):  # or no process can be started to ask it
             # Whoever cannot be asked has not said that the job is cancelled.
             return allocation.Allocation(self.job.job, self.job.alone)
 

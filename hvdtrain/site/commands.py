@@ -35,7 +35,7 @@ class SlurmError(UserError):
 def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without what an outer job or launcher put there."""
     environ = os.environ if environ is None else environ
-    left = {*_OURS, *_OF_A_LAUNCHER, *(_OF_A_RANK if "HOROVOD_RANK" in environ else ())}
+    left = {*_OURS, *_OF_A_LAUNCHER, *(_OF_A_RANK if {"HOROVOD_RANK", "HOROVOD_CONTROLLER"} & environ.keys() else ())}
     return {
         name: value
         for name, value in environ.items()

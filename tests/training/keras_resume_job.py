@@ -68,11 +68,15 @@ class Watches(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epochs += 1
+        self.epoch_began = time.time()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["watched"] = float(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
         self.losses.append(float(logs["loss"]))
-        assert self.rank == hk.world().rank and self.began >= self.made
+        assert self.rank == hk.world().rank and self.began >= self.made and self.epoch_began >= self.made
 
 
 class Data(hk.Loader):
@@ -130,7 +134,7 @@ def main() -> None:
     )
     state = [*model.get_weights(), *(np.asarray(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables)]
     if world.rank == 0:
-        losses = np.asarray(history.history["loss"] + history.history["val_loss"])
+        losses = np.asarray(history.history["loss"] + history.history["val_loss"] + history.history["watched"])
         np.savez(options.out, *state, losses, np.asarray([watches.seen, watches.epochs]), np.asarray(watches.losses))
         print(f"rate {float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)):.9g}")
 

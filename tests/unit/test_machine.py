@@ -32,7 +32,7 @@ def with_smi(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("chosen", "gpus"),
     [(None, ["0", "1"]), ("", []), ("-1", []), (" ", []), ("1", ["1"]), ("1,0", ["1", "0"]), ("GPU-bbbb", ["GPU-bbbb"]),
-     ("0,1,2,3", ["0", "1"]), ("1,7,0", ["1"]), ("none", []), ("NoDevFiles", [])],
+     ("0,1,2,3", ["0", "1"]), ("1,7,0", ["1"]), ("0, 1", ["0", "1"]), ("none", []), ("NoDevFiles", [])],
 )  # fmt: skip
 def test_gpus_are_what_is_there_less_what_is_hidden(tmp_path: Path, chosen: str | None, gpus: list[str]) -> None:
     environ = {"PATH": with_smi(tmp_path, TWO_GPUS)}
