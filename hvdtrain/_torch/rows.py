@@ -27,11 +27,10 @@ class Rows(Dataset[Any]):
 
 def are_in(dataset: Dataset[Any]) -> bool:
     """Are its samples, or those of which it is a subset, rows of tensors, and nothing else is done to them?"""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if type(dataset) is not TensorDataset:
+    whole = _whole(dataset)
+    if type(whole) is not TensorDataset:
         return False
-    return all(type(tensor) is torch.Tensor and tensor.layout == torch.strided for tensor in dataset.tensors)
+    return all(type(tensor) is torch.Tensor and tensor.layout == torch.strided for tensor in whole.tensors)
 
 
 def at_once(dataset: Dataset[Any], options: dict[str, Any], device: str) -> tuple[Dataset[Any], dict[str, Any]]:
@@ -45,10 +44,16 @@ def at_once(dataset: Dataset[Any], options: dict[str, Any], device: str) -> tupl
     return Rows(dataset), {**pinned, **options, "collate_fn": _unchanged}
 
 
-def _on_gpu(dataset: Any) -> bool:
-    while isinstance(dataset, Subset):
+def _on_gpu(dataset: Dataset[Any]) -> bool:
+    whole: Any = _whole(dataset)
+    return any(tensor.device.type != "cpu" for tensor in whole.tensors)
+
+
+def _whole(dataset: Dataset[Any]) -> Dataset[Any]:
+    """That of which it is a subset, if it is one."""
+    while type(dataset) is Subset:
         dataset = dataset.dataset
-    return any(tensor.device.type != "cpu" for tensor in dataset.tensors)
+    return dataset
 
 
 def samples_of(batch: Any) -> int:

@@ -80,7 +80,7 @@ def prepare(base: Path, rows: int, row: int) -> str:
             others = f" beside {promised / 1e9:.1f} GB for other runs that pack now" if promised else ""
             return (
                 f"the packed images need {need / 1e9:.1f} GB, and {base.parent} has {max(free, 0) / 1e9:.1f} GB free{others}. "
-                "Set HVDTRAIN_CACHE to a folder on the node with more room, or take a smaller --image-size"
+                f"{MORE_ROOM[0].upper()}{MORE_ROOM[1:]}, or take a smaller --image-size"
             )
         with open(base.with_suffix(".part"), "wb") as file:
             file.truncate(need)
