@@ -2,7 +2,7 @@
 
     python -m tests [arguments of pytest]
 
-Most tests wait for processes to start, so that two at a time are done sooner even on two cores. What measures times, or tells a
+Most tests wait for processes to start, so that three at a time are done sooner even on two cores. What measures times, or tells a
 slow rank from a dead one, has the machine to itself.
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 #: Ranks of one test take up to four cores.
-WORKERS = max(2, (os.cpu_count() or 1) // 4)
+WORKERS = max(3, (os.cpu_count() or 1) // 4)
 # A file stays in one process: what it sets up once serves all its tests.
 RUNS = (["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile"], ["-m", "alone"])
 _PASSED, _NO_TESTS = 0, 5

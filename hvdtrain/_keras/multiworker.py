@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain import objects
 from hvdtrain._keras.mirrored import TOO_LATE
 from hvdtrain.errors import UserError, agreed
 from hvdtrain.launch import network
@@ -91,21 +92,35 @@ class MultiWorker:
         lengths = np.zeros(self._size)
         lengths[self._rank] = len(own)
         lengths = np.asarray(self.add(lengths.tolist()), np.int64)
-        # Few different shapes, so that few functions are traced.
-        room = 1 << int(lengths.max()).bit_length()
-        parts = np.zeros((self._size, room), np.int32)
+        parts = np.zeros((self._size, _room(int(lengths.max()))), np.uint8)
         parts[self._rank, : len(own)] = np.frombuffer(own, np.uint8)
-        gathered = self.sum(tf.constant(parts), "objects").numpy().astype(np.uint8)
+        gathered = self._together(parts, "objects")
         return [pickle.loads(part[:length].tobytes()) for part, length in zip(gathered, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, name: str) -> Any:
-        return self.gather_objects(value if self._rank == 0 else None)[0]
+        return objects.broadcast(value, self._rank, self._of_rank_zero, name)
+
+    def _of_rank_zero(self, array: np.ndarray, name: str) -> np.ndarray:
+        given = array.view(np.uint8)
+        parts = np.zeros(_room(len(given)), np.uint8)
+        if self._rank == 0:
+            parts[: len(given)] = given
+        return self._together(parts, name)[: len(given)].view(array.dtype)
+
+    def _together(self, parts: np.ndarray, name: str) -> np.ndarray:
+        """Bytes of which each is zero on all ranks but one: sums of whole numbers, which are exact."""
+        return np.asarray(self.sum(tf.constant(parts.view(np.int32)), name).numpy()).view(np.uint8)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """As bytes: a sum would turn -0.0 into 0.0, and knows no strings of bits."""
         values = self.broadcast_object([variable.numpy() for variable in variables], "state")
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+
+
+def _room(length: int) -> int:
+    """Bytes for `length` of them: whole numbers of 32 bits, and few different sizes, so that few functions are traced."""
+    return max(4, 1 << (length - 1).bit_length())
 
 
 def _add_up(values: list[Any]) -> Any:

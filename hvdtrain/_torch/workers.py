@@ -88,8 +88,9 @@ class Seeded(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
-        # Seeding for each batch would cost a small model's step some percent.
-        self._may_draw = not (isinstance(dataset, rows.Rows) or rows.are_in(dataset))
+        # Seeding for each batch would cost a small model's step some percent. Around other data sets of tensors `collate_fn` is the
+        # user's, and may draw (MixUp).
+        self._may_draw = not isinstance(dataset, rows.Rows)
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]

@@ -35,7 +35,7 @@ TOLERANCE = {
     "mixed_float16_accumulation": 5e-3,
     "scaled_by_compile": 3e-3,
 }
-#: In these worlds some cases: each world compiles all its graphs anew, which on two cores takes minutes.
+#: With four ranks of TensorFlow some cases: each world compiles all its graphs anew, which on two cores takes minutes.
 SOME = (
     *(
         "sgd_momentum",
@@ -49,10 +49,8 @@ SOME = (
     ),
     *("bf16_on_the_wire", "mixed_float16", "overflow_on_one_rank"),
 )
-FEWER = [("tensorflow", 4, "local"), ("tensorflow", 2, "mpirun")]
-#: On PyTorch fewer: the transport is the one that tests/training/test_equivalence.py has in all its forms.
-WORLDS = [("tensorflow", ranks, launcher) for launcher in ("local", "mpirun") for ranks in (2, 4)]
-WORLDS += [("torch", 2, "local"), ("torch", 4, "mpirun")]
+FEWER = [("tensorflow", 4, "mpirun")]
+WORLDS = [(backend, *world) for backend in ("tensorflow", "torch") for world in ((2, "local"), (4, "mpirun"))]
 
 
 class Trained:
