@@ -64,6 +64,26 @@ def test_augmentations_differ_between_batches_and_epochs_and_come_again_when_res
     assert epochs(ht.loader(Drawing(), 4, seed=2), 1) != [first]
 
 
+def test_what_a_collate_function_draws_comes_again_when_resumed() -> None:
+    """Also around a data set of tensors, from which nothing else draws: MixUp and its like."""
+
+    def loader(**options: Any) -> Any:
+        mixed = TensorDataset(torch.arange(12.0))
+        return ht.loader(mixed, 4, num_workers=1, collate_fn=draws, **options)
+
+    whole = loader()
+    first, second = ([float(each) for each in whole] for _ in range(2))
+    assert len({*first, *second}) == 6
+    resumed = loader()
+    resumed.load_state_dict([{"epoch": 2, "consumed": 0}], 0)
+    assert [float(each) for each in resumed] == second
+    assert [float(each) for each in loader(seed=1)] != first
+
+
+def draws(batch: list[Any]) -> torch.Tensor:
+    return torch.rand(())
+
+
 def test_workers_ignore_signals_that_ask_ranks_to_stop() -> None:
     """Which come from elsewhere: a launcher, or SLURM."""
     batches = iter(ht.loader(Drawing(), 1, num_workers=1))
