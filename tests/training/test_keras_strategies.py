@@ -24,6 +24,7 @@ BOTH = (
     "global_clipnorm",
     "weight_decay",
     "last_step_shared_out",
+    "weights_of_classes",
     "sparse",
     "mixed_bfloat16",
 )
@@ -212,3 +213,35 @@ def test_pytorch_has_none_of_them(tmp_path: Path) -> None:
     ended = run_world(1, script, KERAS_BACKEND="torch")
     assert ended.status == 2
     assert 'strategy="multiworker" is not one of horovod, single (Keras runs on torch)' in ended.err
+
+
+SENDS = """
+import numpy as np
+import hvdtrain.keras as hk
+hk.init("single")
+from hvdtrain._keras.multiworker import MultiWorker
+
+class OneOfEight(MultiWorker):
+    def __init__(self):
+        self._rank, self._size, self.sent = 0, 8, 0
+
+    def sum(self, tensor, name):
+        self.sent += tensor.numpy().nbytes
+        return tensor
+
+for n in (1, 5, 1 << 20):
+    rank, value = OneOfEight(), np.arange(n).astype(np.uint8)
+    assert rank.broadcast_object(value, "value") is value
+    assert rank.sent < 2 * n + 1000, (n, rank.sent)
+    assert rank._of_rank_zero(value, "bytes").tolist() == value.tolist()
+    assert rank._of_rank_zero(np.array([-(2**60)]), "length").tolist() == [-(2**60)]
+print("each byte once")
+"""
+
+
+def test_multiworker_sends_what_rank_0_has_once(tmp_path: Path) -> None:
+    """Of eight ranks, of which seven add nothing; bytes are rounded up to a power of two."""
+    script = tmp_path / "sends.py"
+    script.write_text(SENDS)
+    ended = run_world(1, script, KERAS_BACKEND="tensorflow")
+    assert (ended.status, ended.out.count("each byte once")) == (0, 1), ended.err
