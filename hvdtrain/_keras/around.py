@@ -16,6 +16,10 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._training = training
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The rate that the epoch before left."""
+        self._training.before_others_begin(epoch)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The rate of the last step."""
         self._training.before_others()

@@ -197,6 +197,10 @@ def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
     _build(model, arguments["x"])
     if ours.loader is not None:
         arguments["shuffle"] = False  # Keras would shuffle the batches once more, in another order on each rank
+        # Keras would begin an epoch where the one before ended, with batches that weigh otherwise.
+        ours.loader.limit(arguments["steps_per_epoch"])
+        ours.loader.weigh(arguments["class_weight"])
+        arguments["steps_per_epoch"] = arguments["class_weight"] = None
     if ours.loader is not None and model.steps_per_execution > 1:
         weights = {batch.weight for batch in ours.loader.batches()}
         if weights != {1.0}:
@@ -210,7 +214,8 @@ def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
 
 def _build(model: Any, x: Any) -> None:
     """Variables must exist before the first gradient, so that all ranks can start from the same; Keras would make them in it."""
-    if all(layer.built for layer in model._flatten_layers()):
+    # One that trains its parts by a `train_step` of its own, and has no `call`, is built with them.
+    if all(layer.built for layer in model._flatten_layers(include_self=_can_be_called(model))):
         return
     if isinstance(x, keras.utils.PyDataset):
         batch = x[0]
@@ -226,9 +231,16 @@ def _build(model: Any, x: Any) -> None:
     model(batch[0] if isinstance(batch, (tuple, list)) else batch, training=False)
 
 
+def _can_be_called(model: Any) -> bool:
+    return type(model).call is not keras.Model.call
+
+
 def _build_metrics(model: Any, ours: Training) -> None:
     """Where training goes on in the middle of an epoch, metrics must exist before their states come back."""
     if ours.content is None or not ours.content["consumed"] or ours.loader is None:
+        return
+    compiled = [model._compile_loss, model._compile_metrics]
+    if not _can_be_called(model) or all(each is None or each.built for each in compiled):
         return
     x, y, weight = keras.utils.unpack_x_y_sample_weight(ours.loader[0])
     seeds = state.own_state(model)

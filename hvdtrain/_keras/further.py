@@ -6,10 +6,12 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 
 from hvdtrain._keras import state
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.optimizer import Synchronization, is_distributed, synchronization
+from hvdtrain._keras.start import world
 from hvdtrain.errors import UserError, agreed
 
 
@@ -25,6 +27,8 @@ class Optimizers:
         self._model = model
         self.further = _further(model)
         self._rate: Any = None
+        self._at_begin: Any = None  # of an epoch, before callbacks set it, and after
+        self._scheduled: Any = None
         self._unbuilt = [each for each in self.further if not each.built]
 
     @property
@@ -66,16 +70,58 @@ class Optimizers:
             if each.built:
                 state.broadcast(self._model, each)
 
-    def note_rate(self) -> None:
-        """The model's own learning rate before a callback changes it; a schedule, which none can change, has none."""
+    def _learning_rate(self) -> Any:
+        """The model's own, as an array; a schedule, which no callback can change, has none."""
         inner = _inner(self._model.optimizer)
         plain = hasattr(inner._learning_rate, "assign")
-        self._rate = keras.ops.convert_to_numpy(inner.learning_rate) if plain else None
+        return keras.ops.convert_to_numpy(inner.learning_rate) if plain else None
+
+    def note_rate(self) -> None:
+        """The model's own learning rate before a callback changes it."""
+        self._rate = self._learning_rate()
 
     def restore_rate(self) -> None:
         """That of `note_rate`."""
         if self._rate is not None:
             _inner(self._model.optimizer).learning_rate = self._rate
+
+    def before_schedules(self, content: dict[str, Any] | None) -> None:
+        """An epoch begins, and callbacks that set its learning rate will be asked after this.
+
+        Args:
+            content: the checkpoint from which it goes on in its middle, if it does: they are asked what they were asked before.
+        """
+        if content is not None and content.get("rates"):
+            now = synchronization(self._model.optimizer).scaling
+            _inner(self._model.optimizer).learning_rate = content["rates"][0] * now / content["scaling"]
+        self._at_begin = self._learning_rate()
+
+    def after_schedules(self, content: dict[str, Any] | None) -> None:
+        """They have been asked; what others did to the rate in the steps before the checkpoint is done again."""
+        first, self._scheduled = self._scheduled is None, self._learning_rate()
+        if content is not None and content.get("rates") and content["rates"][1]:
+            _, scheduled, stopped = content["rates"]
+            _inner(self._model.optimizer).learning_rate = self._scheduled * (stopped / scheduled)
+        elif first:
+            self._warn_of_rates()
+
+    def _warn_of_rates(self) -> None:
+        """Where a callback sets the rate of one rank."""
+        known = inner_state(self._model.optimizer)
+        before, after, base = self._at_begin, self._scheduled, known.base_rate
+        if (
+            world().rank == 0
+            and base is not None
+            and after is not None
+            and after != before
+            and after == np.float32(base)
+        ):
+            print(
+                f"hvdtrain: note: a callback has set the learning rate to {base:g}, that for one rank, where the rule "
+                f"{known.rule} made it {float(before):g}. LearningRateScheduler(lambda epoch, rate: ...) can scale the rate that "
+                'it is given; lr_rule="none" leaves rates to it',
+                flush=True,
+            )
 
     def saved(self) -> dict[str, Any]:
         """With the weights, for a checkpoint: what is the same on every rank."""
@@ -83,6 +129,8 @@ class Optimizers:
             self._unbuilt = []
             warnings.warn(f"the checkpoints of this training need a mended script: {_unbuilt(late[0])}", stacklevel=2)
         shared = state.shared_state(self._model, self._model.optimizer)
+        rates = [self._at_begin, self._scheduled, self._learning_rate()]
+        shared["rates"] = None if any(rate is None for rate in rates) else [float(rate) for rate in rates]
         return {**shared, "further": [state.shared_by(each) for each in self.further]}
 
     def accumulated(self) -> dict[str, Any]:

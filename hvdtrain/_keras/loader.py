@@ -48,6 +48,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: tuple[int, int, list[ShardBatch]] = (0, 0, [])
         self.epoch = 1
         self._skipped = 0
+        self._limit: int | None = None
+        self._class_weight: dict[int, float] | None = None
         #: Last steps that would leave a device of this process without a sample, and batch normalisation without a mean.
         self._too_small = int(0 < self.n_samples % batch_size < in_process() and uneven == "pad")
         try:
@@ -61,6 +63,27 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         """Give the batches of `epoch` from now on, without its first `skipped` samples of the whole world."""
         self.epoch, self._skipped = epoch, skipped
 
+    def limit(self, steps: int | None) -> None:
+        """Make an epoch of its first `steps` alone; None: of all.
+
+        Raises:
+            UserError: no step.
+        """
+        if steps is not None and steps < 1:
+            raise UserError(f"an epoch has at least one step: steps_per_epoch={steps}")
+        self._limit, self._batches = steps, (0, 0, [])
+
+    def weigh(self, class_weight: dict[int, float] | None) -> None:
+        """Give each sample the weight that its class has in the loss; None: none.
+
+        Raises:
+            UserError: samples have weights of their own, or several targets.
+        """
+        given = self._arrays[1:]
+        if class_weight is not None and (len(given) != 1 or keras.tree.is_nested(given[0]) or np.ndim(given[0]) > 2):
+            raise UserError("class_weight goes with one class for each sample, y, and without sample_weight")
+        self._class_weight = class_weight
+
     def batches(self) -> list[ShardBatch]:
         """This rank's part of each remaining step of the epoch; every rank has as many."""
         return self._batches_of(self.epoch, self._skipped)
@@ -72,11 +95,16 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         order = epoch_order(self.n_samples, self._seed, epoch, self._shuffle, self._weights)
         batches = list(shard(order, self.batch_size, world().rank, world().size, self._uneven, skipped))
         del batches[len(batches) - self._too_small :]
+        made = self._steps() - len(batches)
+        del batches[max(0, len(self) - made) :]
         self._batches = (epoch, skipped, batches)
         return batches
 
     def __len__(self) -> int:
         """Steps in an epoch, the same on every rank; of an epoch that goes on in its middle, all of them too."""
+        return self._steps() if self._limit is None else min(self._limit, self._steps())
+
+    def _steps(self) -> int:
         return steps_per_epoch(self.n_samples, self.batch_size, world().size, self._uneven) - self._too_small
 
     def __getitem__(self, step: int) -> tuple[Any, ...]:
@@ -94,7 +122,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         # In an epoch that goes on in its middle the first steps are passed over: any batch will do for them.
         index = step - (len(self) - len(batches))
         indices = batches[min(max(index, 0), len(batches) - 1)].indices if batches else np.zeros(1, np.int64)
-        return _picked(self._arrays, indices, epoch)
+        picked = _picked(self._arrays, indices, epoch)
+        return picked if self._class_weight is None else (*picked, _of_classes(picked[1], self._class_weight))
 
     def consumed(self, steps: int) -> int:
         """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""
@@ -213,6 +242,13 @@ def length_of(arrays: Sequence[Any]) -> int:
     if len(lengths) != 1:
         raise UserError(f"the arrays hold different numbers of samples: {sorted(lengths)}")
     return int(lengths.pop())
+
+
+def _of_classes(targets: np.ndarray, weights: dict[int, float]) -> np.ndarray:
+    """Weights of samples, shape (n,): 1 for classes that have none. As Keras, takes several columns for one of each class."""
+    labels = targets.reshape(len(targets), -1)
+    labels = labels.argmax(1) if labels.shape[1] > 1 else np.round(labels[:, 0])
+    return np.asarray([weights.get(int(label), 1.0) for label in labels], keras.config.floatx())
 
 
 def _picked(arrays: Sequence[Any], indices: Any, epoch: int | None = None) -> tuple[Any, ...]:

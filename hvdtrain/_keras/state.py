@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.random import seed_generator
 
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.optimizer import synchronization
@@ -92,7 +93,12 @@ def _weights(model: Any) -> list[Any]:
 
 
 def _seeds(model: Any) -> list[Any]:
-    return [variable for variable in model.variables if variable.name == "seed_generator_state"]
+    """Of its layers, and of what calls `keras.random` without a seed."""
+    of_layers = [variable for variable in model.variables if variable.name == "seed_generator_state"]
+    if in_process() > 1:
+        return of_layers  # it has no copy on each device
+    shared = seed_generator.global_seed_generator().state
+    return [*of_layers, *([shared] if all(each is not shared for each in of_layers) else [])]
 
 
 def statistics(model: Any) -> list[Any]:
@@ -145,7 +151,8 @@ def restore_own(model: Any, state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     backend().set_random_state(state["backend"])
-    _assign(_seeds(model), state["seeds"])
+    # Earlier versions kept those of layers alone.
+    _assign(_seeds(model)[: len(state["seeds"])], state["seeds"])
     variables = statistics(model)
     # Earlier versions kept frozen weights among them.
     _assign(variables if len(state["statistics"]) == len(variables) else _not_trained(model), state["statistics"])

@@ -70,6 +70,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self._function: Any = None
         self._wires: list[Wire] = []
         self._restoring: dict[str, Any] | None = None
+        self._within: tuple[dict[str, Any], dict[str, Any]] | None = None  # the state where a callback ended an epoch
 
     def begin(self, fit: int, recorded: int, first: int) -> None:
         """Another `fit` of this process: its number from 1, the last epoch that those before it recorded, its `initial_epoch`."""
@@ -138,17 +139,26 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Whether the step that begins, or ends, was made before this start."""
         return self._step < self._skip
 
+    def before_others_begin(self, epoch: int) -> None:
+        """The epoch begins, and no other callback has set its learning rate yet."""
+        self._optimizers.before_schedules(self._goes_on(epoch))
+
+    def _goes_on(self, epoch: int) -> dict[str, Any] | None:
+        """The checkpoint, if it is of the middle of this epoch."""
+        content = self.content
+        return content if content is not None and epoch == content["epoch"] and content["consumed"] > 0 else None
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Which samples come, and where in the epoch: Keras has just reset its metrics."""
         self._epoch, self._step, self._averaged, self._skip = epoch, 0, False, 0
-        content = self.content
-        resumed = content is not None and epoch == content["epoch"] and content["consumed"] > 0
+        content = self._goes_on(epoch)
+        self._optimizers.after_schedules(content)
         if self.loader is not None:
-            self.loader.start(epoch + 1, content["consumed"] if resumed and content is not None else 0)
+            self.loader.start(epoch + 1, content["consumed"] if content is not None else 0)
             self._skip = len(self.loader) - len(self.loader.batches())
         self._meter.begin()
         self._wire.reset_times()
-        if resumed and content is not None:
+        if content is not None:
             ranks = content["ranks"]
             if len(ranks) == world().size:
                 self._restoring = ranks[world().rank]
@@ -216,8 +226,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._diverged(math.nan)
         if found.stop:
             self._stop_now()
-        if found.end:
+        if found.end or (world().size == 1 and self.model.stop_training):
             self.model.stop_training = True
+            if self.loader is not None and self._step < len(self.loader):
+                # Now: the evaluation that may follow resets the metrics.
+                self._within = self._state(self._epoch, self.loader.consumed(self._step - self._skip))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Evaluation within an epoch uses the statistics of all ranks."""
@@ -250,9 +263,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         # It has been asked by now. Whatever else ends a `fit` may do so for this start only, until a later one has a checkpoint.
         early = [each for each in self.others.callbacks if isinstance(each, keras.callbacks.EarlyStopping)]
         stops = any(each.stopped_epoch > 0 for each in early)
-        self.left_early = not stops and epoch + 1 < self.params["epochs"]
-        self._save(epoch + 1, consumed=0, logs=logs, stopped_early=stops)
-        self.content = None
+        self.left_early = not stops and (self._within is not None or epoch + 1 < self.params["epochs"])
+        self._write(*(self._within or self._state(epoch + 1, consumed=0)), logs, stopped_early=stops)
+        self.content = self._within = None
         asked, ends = sum_over_ranks([float(stop.requested() != 0), float(self._ends or self.model.stop_training)])
         self.model.stop_training = ends > 0
         if asked > 0 and not ends and epoch + 1 < self.params["epochs"]:
@@ -292,11 +305,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _stop_now(self) -> None:
         if self.loader is None:
-            self._save(self._epoch, consumed=0, logs={})
+            self._write(*self._state(self._epoch, consumed=0))
             self._stopped(f"in epoch {self._epoch + 1}, which begins anew")
         # After the last step of an epoch, its end saves.
         if self._step < len(self.loader):
-            self._save(self._epoch, consumed=self.loader.consumed(self._step - self._skip), logs={})
+            self._write(*self._state(self._epoch, self.loader.consumed(self._step - self._skip)))
             self._stopped(f"after step {self._step} of epoch {self._epoch + 1}")
 
     def _stopped(self, where: str) -> NoReturn:
@@ -310,16 +323,16 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.end()
         raise stop.Stopped(f"{stop.name(number)} came to {told}; stopped {where}; {left}")
 
-    def _save(self, epoch: int, consumed: int, logs: dict[str, float], stopped_early: bool = False) -> None:
+    def _state(self, epoch: int, consumed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint after `epoch` epochs and `consumed` samples holds: the same on all ranks, and this rank's own."""
         if self.checkpoints.folder is None:
-            return
+            return {}, {}
         content = {
             **self._optimizers.saved(),
             "epoch": epoch,
             "consumed": consumed,
-            "stopped_early": stopped_early,
             "meter": self._meter.saved(),
-            "history": self.history,
+            "history": {key: list(values) for key, values in self.history.items()},
             "callbacks": self.others.learned(),
         }
         own = {
@@ -327,5 +340,18 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             **self._optimizers.accumulated(),
             "callbacks": self.others.learned(here=True),
         }
+        return content, own
+
+    def _write(
+        self,
+        content: dict[str, Any],
+        own: dict[str, Any],
+        logs: dict[str, float] | None = None,
+        stopped_early: bool = False,
+    ) -> None:
+        if self.checkpoints.folder is None:
+            return
+        content["stopped_early"] = stopped_early
         step = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        self.checkpoints.save(content, own, epoch, step, self._monitor.score(self.model, logs, self.validates))
+        score = self._monitor.score(self.model, logs or {}, self.validates)
+        self.checkpoints.save(content, own, content["epoch"], step, score)

@@ -126,6 +126,8 @@ CASES: dict[str, Case] = {
     "eager_accumulation": (perceptron, lambda: Adam(0.01, gradient_accumulation_steps=4), {"eager": True}),
     "last_step_shared_out": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101}),
     "weights_of_samples": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101, "oversampled": 2}),
+    "weights_of_classes": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101, "class_weight": {0: 3.0, 2: 0.5}}),
+    "part_of_an_epoch": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 101, "steps_per_epoch": 5}),
     "fewer_samples_than_ranks": (perceptron, lambda: SGD(0.1, momentum=0.9), {"n": 97}),
     "gradients_none": (Unused, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1), {}),
     "gradients_none_eager": (Unused, lambda: SGD(0.1, weight_decay=0.1), {"eager": True}),
@@ -204,7 +206,8 @@ def train(name: str, union: int) -> dict[str, list[Any]]:
     # Ranks have different numbers of its batches, so nothing may wait for others there.
     validation = hk.validation_loader(*sentences(43), batch_size=10) if options.get("tokens") else None
     callbacks = [Began(), *hk.callbacks(checkpoints=False)]
-    history = model.fit(train, validation_data=validation, epochs=2, callbacks=callbacks, verbose=0).history
+    further = {name: options[name] for name in ("class_weight", "steps_per_epoch") if name in options}
+    history = model.fit(train, validation_data=validation, epochs=2, callbacks=callbacks, verbose=0, **further).history
     ended = {"weights": [np.asarray(value, "float64") for value in model.get_weights()]}
     if options.get("tokens"):
         # Not those of single outputs and of validation: Keras makes a mean over batches of them, which ranks divide differently.

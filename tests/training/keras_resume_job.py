@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rule", default="linear")
     parser.add_argument("--global-batch", type=int, default=12)
     parser.add_argument("--uneven", default="pad")
-    parser.add_argument("--no-plateau", action="store_true")
+    parser.add_argument("--no-plateau", action="store_true", help="only the schedule changes the rate")
     parser.add_argument("--limit-bytes", type=int, help="largest file that rank 0 may write from epoch 3 on")
     parser.add_argument("--deviate", action="store_true", help="change a weight on --rank alone before the first step")
     parser.add_argument("--strategy", default="horovod")
@@ -123,8 +123,9 @@ def main() -> None:
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.9, patience=1, min_delta=0.05)
     watches = Watches(world.rank)
     given = [signals, watches, keras.callbacks.CSVLogger(options.out.with_suffix(".csv"), append=True)]
+    given += [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)]
     if not options.no_plateau:
-        given += [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate), plateau]
+        given += [plateau]
     history = model.fit(
         train,
         validation_data=validation,

@@ -54,10 +54,10 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60)
 weights = rng.uniform(0.1, 2, 60).astype("float32")
 
-def trained(*arrays, **options):
+def trained(*arrays, rule="none", **options):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1), lr_rule="none")
+    optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1), lr_rule=rule)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["accuracy"], jit_compile=False)
     history = hk.fit(model, *arrays, batch_size=20 // world.size, epochs=2, verbose=0, **options).history
@@ -77,6 +77,13 @@ np.testing.assert_array_equal(trained(*tensors), arrays)
 assert abs(trained(x, y, shuffle=False) - trained(x, y)).max() > 1e-4
 batches = ((x[begin : begin + 10], y[begin : begin + 10]) for begin in 2 * [0, 10, 20])
 assert np.isfinite(trained(batches, steps_per_epoch=3)).all()
+absolute = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+weights_of = slice(-15, None)  # the logs hold the rate too
+by_callback = trained(x, y, rule="linear", callbacks=[absolute])
+np.testing.assert_array_equal(by_callback[weights_of], trained(x, y)[weights_of])
+by_class = {0: 3.0, 2: 0.5}
+given = np.array([by_class.get(each, 1.0) for each in y], "float32")
+np.testing.assert_array_equal(trained(x, y, class_weight=by_class), trained(x, y, sample_weight=given))
 print("ended", *trained(x, y).round(5))
 """
 
@@ -91,6 +98,7 @@ def test_fit_takes_what_keras_takes(backend: str, tmp_path: Path) -> None:
     for ranks in (1, 2):
         world = run_world(ranks, script, KERAS_BACKEND=backend)
         assert world.status == 0, world.err
+        assert world.out.count("note: a callback has set the learning rate to 0.1, that for one rank") == ranks - 1
         line = next(line for line in world.out.splitlines() if line.startswith("ended"))
         ended.append([float(number) for number in line.split()[1:]])
     assert ended[1] == pytest.approx(ended[0], abs=2e-5)

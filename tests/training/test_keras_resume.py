@@ -80,15 +80,18 @@ def test_a_signal_in_the_last_step_of_an_epoch_that_leaves_samples_out(tmp_path:
 
 @pytest.mark.ranks
 def test_another_number_of_ranks_takes_its_own_rate_and_keeps_the_rest(tmp_path: Path) -> None:
-    for ranks, until in ((2, 2), (4, 4), (1, 5)):
+    signal = ("--signal", "SIGUSR1", "--place", "step", "--mark", tmp_path / "mark")
+    for ranks, until, status in ((2, 4, RESTART), (4, 4, 0), (1, 5, 0)):
         launcher = "none" if ranks == 1 else "local"
-        ended = train(ranks, launcher, "tensorflow", tmp_path, "run", "--epochs", until, "--no-plateau")
-        assert ended.status == 0, ended.err
-        # As Keras stores it: the nearest single precision to base x rule(size).
-        assert f"rate {np.float32(0.01 * ranks):.9g}" in ended.out
-    assert "going on with epoch 3, from" in ended.out or "of 4 ranks, now 1" in ended.out
+        ended = train(ranks, launcher, "tensorflow", tmp_path, "run", "--epochs", until, "--no-plateau", *signal)
+        assert ended.status == status, ended.err
+        if status == 0:
+            found = float(ended.out.rpartition("rate ")[2])
+            assert found == pytest.approx(0.01 * ranks * 0.9**until, rel=1e-6)
+    assert "of 4 ranks, now 1" in ended.out
+    # The second epoch began with two ranks; its rate was lowered then, and is not lowered twice.
     rates = [epoch["lr"] for epoch in epochs(tmp_path / "run")]
-    assert rates == [float(np.float32(0.01 * ranks)) for ranks in (2, 2, 4, 4, 1)]
+    assert rates == pytest.approx([0.01 * n * 0.9**e for e, n in enumerate((2, 4, 4, 4, 1), start=1)], rel=1e-6)
     with np.load(tmp_path / "run.npz") as arrays:
         iterations = next(
             arrays[name] for name in arrays.files if arrays[name].dtype.kind == "i" and arrays[name].ndim == 0

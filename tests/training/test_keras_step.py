@@ -93,8 +93,9 @@ for a, b in zip(weights, expected, strict=True):
 slow, slow_logs, slow_weights = trained("slow")
 assert slow == ours and slow_logs == logs and all((a == b).all() for a, b in zip(slow_weights, weights))
 assert Slow.threads == {True, False}, "the thread took over after three slow batches"
-weighted, _, _ = trained("weights")
-assert weighted == [], "Keras applies class weights to its own batches"
+weighted, weighted_logs, _ = trained("weights")
+assert weighted == ours, "class weights come with the batches"
+assert all(np.allclose(weighted_logs[name], logs[name]) for name in logs)
 own, own_logs, own_weights = trained("dataset")
 assert own == [*range(5)] and own_logs == dataset_logs, (own, own_logs, dataset_logs)
 assert all((a == b).all() for a, b in zip(own_weights, dataset_weights))

@@ -1,0 +1,73 @@
+"""Models without a `call`, whose `train_step` trains their parts, and layers that draw without a seed of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import run_world
+
+SCRIPT = """
+import json, os, signal, sys
+import keras, numpy as np, tensorflow as tf
+import hvdtrain.keras as hk
+world = hk.init()
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+
+class Autoencoder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        self.decoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        (x,) = data
+        with tf.GradientTape() as tape:
+            code = self.encoder(x)
+            code += keras.random.normal(tf.shape(code))
+            loss = self.optimizer.scale_loss(tf.reduce_mean(tf.square(x - self.decoder(code))))
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, [each.value for each in variables]), variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == 7 and not os.path.exists(sys.argv[1]):
+            hk.sum_over_ranks([0.0])
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+model = Autoencoder()
+model.compile(hk.DistributedOptimizer(keras.optimizers.Adam(0.01), lr_rule="none"), jit_compile=False)
+model.fit(hk.loader(x, batch_size=4), epochs=2, callbacks=[Stop(), *hk.callbacks()], verbose=0)
+drawn = hk.gather_objects(float(keras.random.normal(())))
+if world.rank == 0:
+    print(json.dumps([[value.tolist() for value in model.get_weights()], drawn]))
+"""
+
+
+@pytest.mark.ranks
+def test_a_model_without_a_call_draws_on_each_rank_for_itself_and_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def train(name: str, mark: Path, status: int = 0) -> Any:
+        options = ["--launcher", "local", "--run-dir", str(tmp_path / name)]
+        ended = run_world(2, script, mark, options=options, KERAS_BACKEND="tensorflow")
+        assert ended.status == status, ended.err
+        return json.loads(ended.out.splitlines()[-1]) if status == 0 else None
+
+    whole = train("whole", tmp_path)
+    train("parts", tmp_path / "mark", status=75)
+    assert train("parts", tmp_path / "mark") == whole
+    assert len(set(whole[1])) == 2
