@@ -60,6 +60,7 @@ def steps(figure: Figure) -> str:
     rivals = [
         ("PyTorch", "step_torch", "DDP"),
         ("PyTorch", "step_torch_4_ranks", "DDP"),
+        ("Keras", "step_keras_cnn", "multiworker"),
         ("Keras", "step_keras", "multiworker"),
         ("Keras", "step_keras_4_ranks", "multiworker"),
     ]

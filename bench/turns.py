@@ -162,12 +162,15 @@ def compare_steps(
         rivals: those whose step times are divided by ours.
         rank: what a rank does; rank 0 writes {model: seconds of a step} to `options.out`.
     """
-    options = step_parser(description, "2,4").parse_args()
+    made = step_parser(description, "2,4")
+    made.add_argument("--contenders", help="only these, with commas; ours is always among them")
+    options = made.parse_args()
     if options.rank:
         rank(options)
         return
     if options.tiny:
         options.ranks, options.rounds = "2", 1
+    contenders, rivals = _wanted(options, contenders, rivals)
     facts, rows, figures = machine(), [], {}
     words = passed_on(options)
     ours = next(iter(contenders))
@@ -194,6 +197,18 @@ def compare_steps(
         *(f"{ours} against {name}" for name in rivals),
     ]
     finish(options, facts, table(header, rows), {"steps": figures})
+
+
+def _wanted(
+    options: argparse.Namespace, contenders: Mapping[str, tuple[str, str]], rivals: Sequence[str]
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Those contenders and rivals that `--contenders` asks for, and ours."""
+    ours, *others = contenders
+    names = options.contenders.split(",") if options.contenders else others
+    if unknown := [name for name in names if name not in contenders]:
+        sys.exit(f"--contenders: no {', '.join(unknown)}; legal are {', '.join(contenders)}")
+    wanted = {name: pair for name, pair in contenders.items() if name == ours or name in names}
+    return wanted, [name for name in rivals if name in wanted]
 
 
 def passed_on(options: argparse.Namespace) -> list[str]:
