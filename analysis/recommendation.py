@@ -39,6 +39,7 @@ class Recommendation:
         forecasts: ways that nobody measured.
         next_run: the one run that would reduce the uncertainty most, in words.
         sentences: the answer in words.
+        money: whether costs are in the currency of prices, for all workloads; else in GPU-hours.
         others: the answers for the other workloads of the table.
     """
 
@@ -56,6 +57,7 @@ class Recommendation:
     forecasts: tuple[Way, ...]
     next_run: str
     sentences: tuple[str, ...]
+    money: bool = False
     others: tuple[Recommendation, ...] = ()
 
 
@@ -101,9 +103,18 @@ def recommend(
             raise UserError(f"{name} {limit!r} is not above zero")
     found = []
     for workload, rows in table.groupby("workload", dropna=False, sort=False):
-        own = [run for run in runs if run.workload == (None if pd.isna(workload) else workload)]
-        found.append(_one(rows, target, deadline, budget, rates, own, None if pd.isna(workload) else str(workload)))
-    answers = sorted((answer for answer in found if answer is not None), key=lambda answer: -len(answer.ways))
+        name = None if pd.isna(workload) else str(workload)
+        own = [run for run in runs if run.workload == name]
+        goal = common_target(rows, own) if target is None else target
+        if every := ways(rows, goal, own, rates):
+            found.append((name, rows, own, goal, every))
+    # A budget is one sum: where any way of any workload has a price, were it one that does not reach the target, those without
+    # are not judged by cost.
+    money = any(way.price is not None for *_, every in found for way in every)
+    answers = [
+        _one(name, rows, own, goal, every, target, deadline, budget, money) for name, rows, own, goal, every in found
+    ]
+    answers.sort(key=lambda answer: -len(answer.ways))
     if not answers:
         raise UserError("nothing to recommend from: no time and no throughput of a known number of ranks was measured")
     first = answers[0]
@@ -112,23 +123,17 @@ def recommend(
 
 
 def _one(
-    rows: pd.DataFrame, target: float | None, deadline: float | None, budget: float | None, rates: Mapping[str, float],
-    runs: Sequence[Run], workload: str | None,
-) -> Recommendation | None:  # fmt: skip
-    goal = common_target(rows, runs) if target is None else target
-    every = ways(rows, goal, runs, rates)
-    if not every:
-        return None
+    workload: str | None, rows: pd.DataFrame, runs: Sequence[Run], goal: float | None, every: Sequence[Way],
+    target: float | None, deadline: float | None, budget: float | None, money: bool,
+) -> Recommendation:  # fmt: skip
+    """The answer for one workload: `every` of its ways to `goal`, which is the `target` where one was asked for."""
     timed = sorted(
         (way for way in every if not math.isnan(way.seconds) and way.reached is not False), key=lambda way: way.seconds
     )
     unreached = tuple(way for way in every if way.reached is False)
     uncounted = tuple(way for way in every if way.reached is not False and math.isnan(way.seconds))
     fastest, fast_rivals = _first(timed, "seconds")
-    # Money is not compared with hours: where any way has a price, were it one that does not reach the target, those without are
-    # not judged by cost.
-    money = any(way.price is not None for way in every)
-    judged = [way for way in timed if way.price is not None] if money else judged_by_cost(timed)
+    judged = judged_by_cost(timed, money)
     cheapest, cheap_rivals = _first(judged, "cost")
     basis = every[0].basis
     best, limit = _within(timed, judged, money, deadline, budget, basis)
@@ -146,7 +151,7 @@ def _one(
     ]
     return Recommendation(
         workload, goal, basis, fastest, cheapest, fast_rivals, cheap_rivals, best, tuple(timed), unreached, uncounted,
-        tuple(ahead), run, tuple(sentences),
+        tuple(ahead), run, tuple(sentences), money,
     )  # fmt: skip
 
 

@@ -159,12 +159,14 @@ def qualified(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return list(text.values())
 
 
-def judged_by_cost(ways: Sequence[Way]) -> list[Way]:
+def judged_by_cost(ways: Sequence[Way], money: bool = False) -> list[Way]:
     """Those whose costs can be compared: with a price where any has one, because money is not compared with hours.
 
-    Where none has one hours are compared: those of GPUs, of whatever type, but not with those of CPU ranks.
+    Where none has one hours are compared: those of GPUs, of whatever type, but not with those of CPU ranks. With `money` costs
+    are in the currency of prices all the same: something else of the same answer has one, and nothing is judged.
     """
-    if priced := [way for way in ways if way.price is not None]:
+    priced = [way for way in ways if way.price is not None]
+    if priced or money:
         return priced
     if {"cpu", "gpu"} <= {way.fields["device"] for way in ways}:
         return [way for way in ways if way.fields["device"] == "gpu"]

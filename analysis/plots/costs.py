@@ -68,13 +68,15 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
     return Plot(numbered("epochs", place), "Epochs", alt, figure)
 
 
-def pareto_plot(ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None]) -> Plot | None:
+def pareto_plot(
+    ways: Sequence[Way], forecasts: Sequence[Way], kinds: Sequence[str | None], money: bool = False
+) -> Plot | None:
     """Time against cost (GPU-hours where no price is known) with 90 % intervals; nothing dominates what is on the line.
 
-    `kinds` are the GPU types in the order of their colours. Where some ways have a price, those without are left out; of many
-    ways those that no other beats are drawn first, then the fastest.
+    `kinds` are the GPU types in the order of their colours. Where some ways have a price, or costs are in `money` anyway, those
+    without are left out; of many ways those that no other beats are drawn first, then the fastest.
     """
-    judged = judged_by_cost([*ways, *forecasts])
+    judged = judged_by_cost([*ways, *forecasts], money)
     measured = [way for way in judged if way.measured]
     left_out = [way.name for way in ways if way not in measured]
     if len(measured) < 2:

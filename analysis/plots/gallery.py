@@ -41,7 +41,7 @@ def gallery(report: Report, workload: str | None) -> list[Plot]:
     groups = [group for group in report.insights.epochs.groups if group.workload == workload and len(group.batches) > 1]
     laws = [epochs_plot(group, place) for place, group in enumerate(groups[:MOST_GROUPS], start=1)]
     found += [plot for plot in laws if plot is not None]
-    plot = None if answer is None else pareto_plot(answer.ways, answer.forecasts[:MOST_GROUPS], kinds)
+    plot = None if answer is None else pareto_plot(answer.ways, answer.forecasts[:MOST_GROUPS], kinds, answer.money)
     return [*found, *([plot] if plot is not None else [])]
 
 

@@ -28,6 +28,23 @@ def test_a_budget_in_money_is_not_kept_by_hours(table: pd.DataFrame) -> None:
     assert richer.best is not None and richer.best.name == "4 x V100"
 
 
+def test_a_budget_in_money_is_money_for_every_workload(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [
+        f"{name},{kind},{n},10,{s}\n" for name, kind in (("a", "V100"), ("b", "T4")) for n, s in ((1, 5000), (2, 2600))
+    ]
+    path.write_text("workload,GPU,GPUs,epochs,total time [s]\n" + "".join(lines))
+    best = analysis.recommend(analysis.read(path), budget=5, prices={"V100": 2.48})
+    of = {answer.workload: answer for answer in (best, *best.others)}
+    assert of["a"].best is not None and of["a"].best.name == "2 x V100"
+    assert (of["b"].best, of["b"].cheapest) == (None, None)
+    assert of["b"].sentences[-2:] == (
+        "Without a price, and so not judged by cost: 2 x T4, 1 x T4; give --price T4=RATE.",
+        "Nothing that has a price keeps a budget of 5.",
+    )
+    assert pareto_plot(of["b"].ways, (), ["T4"], of["b"].money) is None, "no figure of hours beside one of money"
+
+
 def test_the_cheapest_by_a_deadline_has_a_price(table: pd.DataFrame) -> None:
     best = analysis.recommend(table, deadline=3600, prices={"T4": 100})
     assert best.best is not None and best.best.name == "4 x T4", "not 4 x V100, whose 2.78 GPU-hours are fewer than 288"
