@@ -122,7 +122,9 @@ def markdown(report: Report, figure: str, others: Sequence[tuple[str, str]] = ()
     `figure` is the name of the image beside it, `others` are (alt text, file) of more, `note` is what is to be said of all.
     """
     lines = ["# How it scales", "", f"Read from {', '.join(map(_code, report.inputs))}.", ""]
+    several = len({part.group.workload for part in report.parts}) > 1
     for answer in report.insights.answers:
+        lines += [f"**{_escaped(answer.workload or 'workload not named')}**", ""] if several else []
         lines += [*(f"- {_escaped(sentence)}" for sentence in (*answer.sentences, answer.next_run)), ""]
     if report.insights.unanswered:
         lines += [f"- {_escaped(report.insights.unanswered)}", ""]

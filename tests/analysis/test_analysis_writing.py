@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
+from analysis.assemble import assemble
+from analysis.tables import read_inputs
+from analysis.text import markdown
 
 
 def table(path: Path, workloads: tuple[str, ...] = ("digits",)) -> Path:
@@ -86,6 +89,15 @@ def test_a_name_that_is_not_utf_8_is_shown(tmp_path: Path, capsys: pytest.Captur
     assert "caf\ufffd.csv</code>" in (out / "report.html").read_text()
     assert "caf\ufffd.csv" in (out / "report.json").read_text()
     assert "out\ufffd/report.html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workloads", [("resnet", "net_two"), ("resnet",)])
+def test_the_markdown_says_whose_answer_it_is(tmp_path: Path, workloads: tuple[str, ...]) -> None:
+    text = markdown(assemble(read_inputs([table(tmp_path / "own.csv", workloads)])), "report.png")
+    answers = text.split("## What stands out")[0].split("![")[0]
+    headings = [line for line in answers.splitlines() if line.startswith("**")]
+    assert headings == (["**resnet**", "**net\\_two**"] if len(workloads) > 1 else [])
+    assert answers.count("Fastest ") == len(workloads)
 
 
 def test_figures_of_the_report_before_do_not_stay(tmp_path: Path) -> None:
