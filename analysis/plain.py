@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis import words
 from analysis.assemble import Part, Report
 from analysis.epochs import EpochsGroup
 from analysis.recommendation import Recommendation
@@ -196,7 +197,9 @@ def epochs(group: EpochsGroup) -> Sheet | None:
     noise = f" The noise scale of the runs says {group.bcrit_noise:.3g}." if group.bcrit_noise else ""
     bcrit = "no critical batch in sight" if math.isinf(group.bcrit) else (
         f"critical batch {group.bcrit:.3g} ({_bound(group.bcrit_low)} to {_bound(group.bcrit_high)})")  # fmt: skip
-    return Sheet("Epochs against global batch", ["global batch", "epochs", ""], rows,
+    of_rule = "" if group.lr_rule is None else f", {words.rule(group.lr_rule)}"
+    heading = f"Epochs to {words.counted_to(group.metric)} against global batch{of_rule}"
+    return Sheet(heading, ["global batch", "epochs", ""], rows,
                  f"E = {group.emin:.3g} (1 + B / Bcrit), {bcrit}.{noise}")  # fmt: skip
 
 

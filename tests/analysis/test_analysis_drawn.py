@@ -87,6 +87,10 @@ def test_epochs_against_batch_name_their_rule(tmp_path: Path) -> None:
     drawn = figures_of([path], tmp_path / "out")
     assert drawn["epochs"].startswith("Epochs to stability against global batch, linear learning-rate rule. ")
     assert drawn["epochs-2"].startswith("Epochs to stability against global batch, sqrt learning-rate rule. ")
+    headings = [f"Epochs to stability against global batch, {rule} learning-rate rule" for rule in ("linear", "sqrt")]
+    page, markdown = ((tmp_path / "out" / f"report.{form}").read_text() for form in ("html", "md"))
+    assert [text for text in re.findall("<h4>(.*?)</h4>", page) if "global batch" in text] == headings
+    assert all(f"### {text}: net\n" in markdown for text in headings)
 
 
 def many_types(path: Path, speed: Callable[[int], float]) -> Report:
