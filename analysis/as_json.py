@@ -124,8 +124,8 @@ def _way(way: Way) -> dict[str, Any]:
     return {
         "name": way.name, **way.fields, "n_gpus": way.n_gpus, "epochs": way.epochs, "seconds": way.seconds, "low": way.low,
         "high": way.high, "gpu_hours": way.gpu_hours, "cost": way.cost, "energy": way.energy, "val_acc": way.val_acc,
-        "reached": way.reached, "replicates": way.replicates, "diverged": way.diverged, "missing": way.missing or None,
-        "measured": way.measured,
+        "reached": way.reached, "replicates": way.replicates, "diverged": way.diverged, "missed": way.missed,
+        "missing": way.missing or None, "measured": way.measured,
     }  # fmt: skip
 
 

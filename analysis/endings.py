@@ -53,30 +53,34 @@ def only_diverged(runs: Sequence[Run]) -> dict[Any, list[Run]]:
     return found
 
 
-def first_epochs(runs: Sequence[Run], target: float) -> dict[Any, np.ndarray[Any, Any]]:
+def first_epochs(runs: Sequence[Run], target: float) -> tuple[dict[Any, np.ndarray[Any, Any]], Counter[Any]]:
     """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
 
     Empty where fewer than half of its runs get there: it does not reach the target. Nor does a run that diverged or ended in
     NaN, which needs no curve for that; but where the others are too short for a curve, those say nothing of the target.
+    Besides: how many of its runs ended without getting there, those apart that diverged.
     """
     found: dict[Any, list[float | None]] = {}
     short: set[Any] = set()
     broken: Counter[Any] = Counter()
+    missed: Counter[Any] = Counter()
     for run in runs:
         key, recorded = key_of_run(run), recorded_in(run)
         numbers, values = curve_of(run)
         if run.diverged or (run.measured and recorded and ends_in_nothing(recorded)):
             broken[key] += 1
+            missed[key] += not run.diverged
         elif run.measured and len(values) < SHORTEST_CURVE:
             short.add(key)
         elif run.measured:
             there = numbers[smooth(values) >= target - 1e-9].tolist()
             found.setdefault(key, []).append(there[0] if there else None)
+            missed[key] += not there
     for key, times in broken.items():
         if key in found or key not in short:
             found.setdefault(key, []).extend([None] * times)
     reached = {key: [epoch for epoch in epochs if epoch is not None] for key, epochs in found.items()}
-    return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}
+    return {key: np.array(own if len(own) >= len(found[key]) / 2 else []) for key, own in reached.items()}, missed
 
 
 def key_of_run(run: Run) -> tuple[Any, ...]:

@@ -79,8 +79,8 @@ def best_ways(
         found.append(
             f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + rivals_of(cheap_rivals, "cost")
         )
-    best = [way for way in (fastest, cheapest) if way is not None and way.diverged]
-    found += [f"Of {name} {said}." for name, said in {way.name: _diverged(way) for way in best}.items()]
+    best = [way for way in (fastest, cheapest) if way is not None and (way.diverged or way.missed)]
+    found += [f"Of {name} {said}." for name, said in {way.name: _lost(way) for way in best}.items()]
     if unreached:
         named = ", ".join(f"{way.name} ({_ended(way)})" for way in unreached)
         at = f"{goal:.4g}" if goal is not None else "a stable accuracy"
@@ -109,6 +109,13 @@ def _ended(way: Way) -> str:
 
 def _diverged(way: Way) -> str:
     return f"{way.diverged} of {way.diverged + way.replicates} runs diverged"
+
+
+def _lost(way: Way) -> str:
+    """How many runs its numbers are not of."""
+    found = [_diverged(way)] if way.diverged else []
+    found += [f"{way.missed} of {way.diverged + way.replicates} runs did not reach it"] if way.missed else []
+    return " and ".join(found)
 
 
 def rivals_of(rivals: Sequence[Way], by: str) -> str:

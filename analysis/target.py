@@ -104,10 +104,10 @@ def _every(
     every = {metric: _by_configuration(stable[stable["metric"] == metric]) for metric in METRICS_OF_EPOCHS}
     to = next((metric for metric, by in every.items() if by), METRICS_OF_EPOCHS[0])
     counted = every[to]
-    curves = first_epochs(runs, target) if target is not None else {}
+    curves, missed = first_epochs(runs, target) if target is not None else ({}, Counter())
     if not jobs or not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
-        curves = {}
+        curves, missed = {}, Counter()
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
     lost = set() if curves else without_answer(runs, lambda values: not np.isfinite(values[-1]))
     # What ranks took on other nodes than they were timed on is no part of these times.
@@ -140,7 +140,10 @@ def _every(
         for job, counts in zip(jobs, epochs_of, strict=True):
             accuracy = _median(accuracies.get(_key(job)))
             reached = _key(job) not in lost and _reached(accuracy, target, counts, _key(job) in curves)
-            found.append(_way(job, counts, basis, accuracy, reached, rates, _median(energies.get(_key(job)))))
+            way = _way(job, counts, basis, accuracy, reached, rates, _median(energies.get(_key(job))))
+            # A run without times has a curve all the same.
+            seen = (len(curves[_key(job)]) if curves else 0) + missed[_key(job)]
+            found.append(replace(way, missed=missed[_key(job)], replicates=max(way.replicates, seen)))
     known_of = {_key(way) for way in found}
     for key in dict.fromkeys((*fast, *map(_key, jobs), *recorded) if found else ()):
         if key not in known_of:

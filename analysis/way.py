@@ -29,6 +29,7 @@ class Way:
         missing: what is not known, so that there are no `seconds`: "epochs" to the target, the "time" of one, "throughput".
         measured: False for a forecast.
         diverged: how many runs did, besides the `replicates`.
+        missed: how many of the `replicates` ended without having been at the target, where curves say so.
         apart: the fields that are not the same in all ways of the workload.
         rules: further learning-rate rules that it is a way of, of one rank: all of them are the same there.
     """
@@ -50,6 +51,7 @@ class Way:
     missing: str = ""
     measured: bool = True
     diverged: int = 0
+    missed: int = 0
     apart: tuple[str, ...] = ()
     rules: tuple[str | None, ...] = ()
 

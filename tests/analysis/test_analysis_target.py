@@ -16,6 +16,7 @@ from analysis.as_json import as_json
 from analysis.assemble import assemble
 from analysis.curves import accuracy_curves
 from analysis.endings import curve_of
+from analysis.insights import Asked
 from analysis.plain import ways
 from analysis.recommendation import Recommendation
 from analysis.tables import read_inputs
@@ -212,6 +213,29 @@ def test_most_seeds_that_diverged_do_not_reach_and_one_is_outvoted(add_cell: Add
     if lost == 2:
         said = "Not seen to reach 0.7, and not extrapolated: 2 CPU ranks (2 of 3 runs diverged)."
         assert best.sentences[-1] == said
+
+
+def test_seeds_that_miss_the_target_are_said_of_the_fastest(tmp_path: Path) -> None:
+    paths = [
+        log(tmp_path, 8, [0.5, 0.7, *[0.92] * 18], 0),
+        log(tmp_path, 8, [0.5, 0.7, *[0.85] * 18], 1),
+        *(log(tmp_path, 4, [*[0.6] * 11, *[0.91] * 9], seed) for seed in range(2)),
+    ]
+    best = answer(paths, 0.9)
+    assert best.fastest is not None and (best.fastest.n_gpus, best.fastest.missed) == (8, 1)
+    assert "Of 8 ranks 1 of 2 runs did not reach it." in best.sentences
+    assert sum("did not reach it" in said for said in best.sentences) == 1
+    given = read_inputs(paths)
+    (report,) = as_json(assemble(given, Asked(target=0.9)))["recommendations"]
+    assert [(way["n_gpus"], way["missed"]) for way in report["ways"]] == [(8, 1), (4, 0)]
+
+
+def test_seeds_that_diverged_are_not_counted_as_missing_it_too(add_cell: AddCell) -> None:
+    add_cell(2, [200.0] * 20, [0.5] * 20, seed=0)
+    add_cell(2, [200.0] * 6, CLIMB[:6], seed=1, status="diverged", reason="loss is nan")
+    for seed in (2, 3):
+        study = add_cell(2, [200.0] * 20, CLIMB, seed=seed)
+    assert "Of 2 CPU ranks 1 of 4 runs diverged and 1 of 4 runs did not reach it." in answer([study], 0.7).sentences
 
 
 def test_a_size_that_always_diverged_is_named_and_not_forecast(add_cell: AddCell) -> None:
