@@ -16,7 +16,12 @@ from analysis.way import Way
 
 _NONE = "-"
 #: Why a way has no time, by its `missing`.
-_NO_TIME = {"epochs": "epochs not counted", "time": "no time of an epoch", "throughput": "no throughput"}
+_NO_TIME = {
+    "epochs": "epochs not counted",
+    "time": "no time of an epoch",
+    "throughput": "no throughput",
+    "target": "no time to the target",
+}
 
 
 @dataclass(frozen=True)

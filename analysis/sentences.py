@@ -16,7 +16,7 @@ WHAT = {
     "recorded target": "to the target that was recorded",
 }
 #: What is not known of a way without seconds, by its `missing`.
-_MISSING = {"epochs": "epochs {}", "time": "time of an epoch", "throughput": "throughput"}
+_MISSING = {"epochs": "epochs {}", "time": "time of an epoch", "throughput": "throughput", "target": "time {}"}
 
 
 def wish(target: float | None, deadline: float | None, budget: float | None, unit: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,9 +73,9 @@ def ways(
     Epochs to the target come from the accuracy curves of `runs` where all configurations have some; else from the
     table's epochs_to_stability (or epochs_to_target). Where nobody counted epochs, the whole run counts (if all are of one
     length), or one epoch, or million samples: the first that all configurations have, or else what most have. A recorded
-    time_to_target goes before these three where all configurations have it. A configuration that lacks what counts is a way
-    without a time; so is one of which every run diverged, which does not reach anything. One rank is one way, whatever the
-    learning-rate rules.
+    time_to_target goes before these three where all that were timed have it. A configuration that lacks what counts, were
+    nothing but its accuracy measured, is a way without a time; so is one of which every run diverged, which does not reach
+    anything. One rank is one way, whatever the learning-rate rules.
 
     Raises:
         UserError: the target is no fraction of one, or a price is not finite and above zero.
@@ -118,19 +118,21 @@ def _every(
     recorded = _by_configuration(near[near["metric"] == "time_to_target"])
     fast = _by_configuration(near[near["metric"] == "throughput"])
     timed = {_key(job) for job in jobs}
-    if recorded and not counts_epochs and timed | set(fast) <= set(recorded):
-        return [
-            _plain(key, values, float(np.median(values)), "recorded target", accuracies, rates, target, lost)
-            for key, values in recorded.items()
-        ]
+
+    def plain(key: Any, values: np.ndarray[Any, Any], seconds: float, basis: str) -> Way:
+        return _plain(key, values, seconds, basis, _median(accuracies.get(key)), reached(key), rates)
+
+    def reached(key: Any) -> bool | None:
+        return key not in lost and _reached(_median(accuracies.get(key)), target, curves.get(key))
+
     found: list[Way] = []
+    if recorded and not counts_epochs and timed | set(fast) <= set(recorded):
+        basis, missing = "recorded target", "target"
+        found = [plain(key, values, float(np.median(values)), basis) for key, values in recorded.items()]
     # Times would leave out who has a throughput only. Where neither is known of all, what is known of more counts.
-    if not counts_epochs and not timed >= set(fast) and len(fast) > len(timed):
+    elif not counts_epochs and not timed >= set(fast) and len(fast) > len(timed):
         basis, missing = "million samples", "throughput"
-        found = [
-            _plain(key, values, 1e6 / float(np.median(values)), basis, accuracies, rates, target, lost)
-            for key, values in fast.items()
-        ]
+        found = [plain(key, values, 1e6 / float(np.median(values)), basis) for key, values in fast.items()]
     else:
         missing = "time"
         if counts_epochs:
@@ -138,16 +140,20 @@ def _every(
         else:
             basis = "whole run" if jobs and jobs[0].trained and len({job.trained for job in jobs}) == 1 else "epoch"
         for job, counts in zip(jobs, epochs_of, strict=True):
-            accuracy = _median(accuracies.get(_key(job)))
-            reached = _key(job) not in lost and _reached(accuracy, target, counts, _key(job) in curves)
-            way = _way(job, counts, basis, accuracy, reached, rates, _median(energies.get(_key(job))))
+            key = _key(job)
+            way = _way(
+                job, counts, basis, _median(accuracies.get(key)), reached(key), rates, _median(energies.get(key))
+            )
             # A run without times has a curve all the same.
-            seen = (len(curves[_key(job)]) if curves else 0) + missed[_key(job)]
-            found.append(replace(way, missed=missed[_key(job)], replicates=max(way.replicates, seen)))
+            seen = (len(curves[key]) if curves else 0) + missed[key]
+            found.append(replace(way, missed=missed[key], replicates=max(way.replicates, seen)))
+    # Whatever was measured of a configuration, it is named.
     known_of = {_key(way) for way in found}
-    for key in dict.fromkeys((*fast, *map(_key, jobs), *recorded) if found else ()):
-        if key not in known_of:
-            way = _plain(key, np.array([math.nan]), math.nan, basis, accuracies, rates, target, lost)
+    others = dict.fromkeys(key for own in (fast, timed, recorded, *every.values(), curves, accuracies) for key in own)
+    for key in others if found else ():
+        # The key of a log that does not say its ranks has none.
+        if key not in known_of and key[-1]:
+            way = plain(key, np.array([math.nan]), math.nan, basis)
             found.append(replace(way, missing=missing, replicates=len(accuracies.get(key, ()))))
     return found
 
@@ -190,13 +196,11 @@ def _way(
 
 
 def _plain(
-    key: tuple[Any, ...], values: np.ndarray[Any, Any], seconds: float, basis: str, accuracies: Mapping[Any, np.ndarray[Any, Any]],
-    rates: Mapping[str, float], target: float | None, lost: Set[Any],
+    key: tuple[Any, ...], values: np.ndarray[Any, Any], seconds: float, basis: str, accuracy: float | None, reached: bool | None,
+    rates: Mapping[str, float],
 ) -> Way:  # fmt: skip
     """A way of which nothing but its seconds is known, from replicates of `values`."""
     fields = dict(zip(GROUP, key[:-1], strict=True))
-    accuracy = _median(accuracies.get(key))
-    reached = key not in lost and _reached(accuracy, target, None, False)
     deviation = deviation_of_mean(values, PRIOR.expected)
     return Way(
         fields, int(key[-1]), None, None, seconds, seconds * float(np.exp(-Z * deviation)),
@@ -214,9 +218,9 @@ def _nowhere(key: tuple[Any, ...], runs: Sequence[Run], basis: str, rates: Mappi
     )
 
 
-def _reached(accuracy: float | None, target: float | None, counts: Any, from_curve: bool) -> bool | None:
-    if from_curve:
-        return counts is not None and len(counts) > 0
+def _reached(accuracy: float | None, target: float | None, from_curve: np.ndarray[Any, Any] | None) -> bool | None:
+    if from_curve is not None:
+        return len(from_curve) > 0
     if target is None or accuracy is None:
         return None
     return accuracy >= target - 1e-9

@@ -26,7 +26,8 @@ class Way:
         basis: what `seconds` counts to: "target" (an accuracy), "stable" (accuracy), "recorded target" (epochs_to_target or
             time_to_target, of an accuracy that is not known here), or "whole run", "epoch", "million samples".
         mean_epoch: s that one more epoch adds; None where no epochs were timed.
-        missing: what is not known, so that there are no `seconds`: "epochs" to the target, the "time" of one, "throughput".
+        missing: what is not known, so that there are no `seconds`: "epochs" to the target, the "time" of one, "throughput",
+            the time to a recorded "target".
         measured: False for a forecast.
         diverged: how many runs did, besides the `replicates`.
         missed: how many of the `replicates` ended without having been at the target, where curves say so.

@@ -238,6 +238,23 @@ def test_seeds_that_diverged_are_not_counted_as_missing_it_too(add_cell: AddCell
     assert "Of 2 CPU ranks 1 of 4 runs diverged and 1 of 4 runs did not reach it." in answer([study], 0.7).sentences
 
 
+def test_who_has_an_accuracy_and_no_time_is_named(tmp_path: Path) -> None:
+    untimed = tmp_path / "log_n8.csv"
+    untimed.write_text("epoch,val_acc\n" + "".join(f"{epoch},{value}\n" for epoch, value in enumerate(CLIMB)))
+    best = answer([log(tmp_path, 4, CLIMB), untimed])
+    assert (best.basis, [way.n_gpus for way in best.ways]) == ("target", [4])
+    assert [(way.n_gpus, way.reached) for way in best.uncounted] == [(8, True)]
+    assert "No time of an epoch is known of 8 ranks (0.8), so it is not ranked." in best.sentences
+    low = answer([log(tmp_path, 4, [0.9] * 20), untimed], 0.85)
+    assert ([way.n_gpus for way in low.unreached], low.uncounted) == ([8], ())
+    path = tmp_path / "t.csv"
+    path.write_text("GPUs,epoch time [s],epochs to stability,val_acc\n4,26,11,0.9\n8,,12,0.9\n")
+    assert [way.n_gpus for way in answer([path]).uncounted] == [8]
+    path.write_text("GPUs,time to target [s],val_acc\n4,26,0.9\n8,,0.9\n")
+    best = answer([path])
+    assert (best.basis, [way.n_gpus for way in best.uncounted]) == ("recorded target", [8])
+
+
 def test_a_size_that_always_diverged_is_named_and_not_forecast(add_cell: AddCell) -> None:
     for ranks in (1, 2, 4):
         for seed in range(2):
