@@ -69,12 +69,12 @@ def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
     table = table[on_fewest_nodes(table)]
     timed = table[table["metric"].isin(["epoch_time", "total_time"]) & table["n_gpus"].notna() & (table["value"] > 0)]
     by_key: dict[tuple[Any, ...], list[Run]] = {}
-    for run in under_each_rule(runs):
+    for run in same_nodes(under_each_rule(runs)):
         if run.measured:
             by_key.setdefault(_key([getattr(run, name) for name in keys]), []).append(run)
     found = []
     for raw, rows in timed.groupby(keys, dropna=False, sort=False):
-        one = _of_rows(_key(raw), rows, same_nodes(by_key.get(_key(raw), [])))
+        one = _of_rows(_key(raw), rows, by_key.get(_key(raw), []))
         if one is not None:
             found.append(one)
     return found

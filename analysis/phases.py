@@ -60,9 +60,12 @@ def bound(seconds: Mapping[str, float], n_gpus: int) -> str:
 
 
 def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
-    """Measured runs by group and number of ranks, in order of ranks; `held` as `analysis.measured.held_batches` has it."""
+    """Measured runs by group and number of ranks, in order of ranks, those on the fewest nodes.
+
+    `held` is as `analysis.measured.held_batches` has it.
+    """
     found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
-    for run in sorted(under_each_rule(runs), key=lambda run: run.n_gpus):
+    for run in sorted(on_fewest_nodes(under_each_rule(runs)), key=lambda run: run.n_gpus):
         if run.measured:
             found.setdefault(group_key(run, held or {}), {}).setdefault(run.n_gpus, []).append(run)
     return found
@@ -75,7 +78,7 @@ def phases_by_size(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
         sizes.setdefault(run.n_gpus, []).append(run)
     found = {}
     for ranks, own in sizes.items():
-        each = [seconds for run in on_fewest_nodes(own) if (seconds := phase_seconds(run.epochs)) is not None]
+        each = [seconds for run in own if (seconds := phase_seconds(run.epochs)) is not None]
         if each:
             names = [*(phase for phase in PHASES if any(phase in one for one in each)), "other"]
             found[ranks] = {name: statistics.median([one[name] for one in each if name in one]) for name in names}

@@ -114,10 +114,19 @@ def under_each_rule(runs: Iterable[Run]) -> list[Run]:
     ]
 
 
-def on_fewest_nodes(runs: Sequence[Run]) -> list[Run]:
-    """Of runs on the same ranks those on the fewest nodes, and those that do not say."""
-    fewest = min((run.n_nodes for run in runs if run.n_nodes is not None), default=None)
-    return [run for run in runs if run.n_nodes in (None, fewest)]
+def on_fewest_nodes(runs: Iterable[Run]) -> list[Run]:
+    """Of each configuration and number of ranks the runs on the fewest nodes that it was timed on, and those that do not say.
+
+    These are the runs whose rows `analysis.measured.on_fewest_nodes` leaves in a table.
+    """
+    every = [(tuple(getattr(run, name) for name in (*GROUP, "n_gpus")), run.n_nodes, run) for run in runs]
+    fewest: dict[Any, int] = {}
+    for key, nodes, run in every:
+        if nodes is None or not run.measured or nodes >= fewest.get(key, nodes + 1):
+            continue
+        if any(steady_median(run.epochs, field) for field in ("samples_per_second", "seconds")):
+            fewest[key] = nodes
+    return [run for key, nodes, run in every if nodes is None or nodes <= fewest.get(key, nodes)]
 
 
 def rows(run: Run) -> list[Row]:

@@ -26,6 +26,7 @@ from analysis.jobtime import JobTime, deviation_of_mean, job_times
 from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
 from analysis.runs import Run, under_each_rule
+from analysis.runs import on_fewest_nodes as same_nodes
 from analysis.schema import GROUP
 from analysis.settled import CONFIGURATION, settled
 from analysis.smoothing import smooth
@@ -45,7 +46,7 @@ def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None
     final accuracy. Accuracies of 0, levels within `SETTLED` of it and runs that ended in NaN set no target: they would make
     one that asks for nothing.
     """
-    runs = under_each_rule(runs)
+    table, runs = table[on_fewest_nodes(table)], same_nodes(under_each_rule(runs))
     lost = without_answer(runs, ends_in_nothing)
     finals = {key: own for key, own in _accuracies(table).items() if key not in lost}
     levels: dict[Any, list[float]] = {}
@@ -80,7 +81,8 @@ def ways(
     Raises:
         UserError: the target is no fraction of one, or a price is not finite and above zero.
     """
-    runs = under_each_rule(runs)
+    # What ranks took on other nodes than they were timed on, and got to there, is no part of these times.
+    table, runs = table[on_fewest_nodes(table)], same_nodes(under_each_rule(runs))
     found = _every(table, target, runs, prices)
     if found:
         rates = check_prices(prices)
@@ -110,13 +112,11 @@ def _every(
         curves, missed = {}, Counter()
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
     lost = set() if curves else without_answer(runs, lambda values: not np.isfinite(values[-1]))
-    # What ranks took on other nodes than they were timed on is no part of these times.
-    near = table[on_fewest_nodes(table)]
-    energies = _by_configuration(near[near["metric"] == "energy"])
+    energies = _by_configuration(table[table["metric"] == "energy"])
     epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
     counts_epochs = any(epochs is not None and len(epochs) for epochs in epochs_of)
-    recorded = _by_configuration(near[near["metric"] == "time_to_target"])
-    fast = _by_configuration(near[near["metric"] == "throughput"])
+    recorded = _by_configuration(table[table["metric"] == "time_to_target"])
+    fast = _by_configuration(table[table["metric"] == "throughput"])
     timed = {_key(job) for job in jobs}
 
     def plain(key: Any, values: np.ndarray[Any, Any], seconds: float, basis: str) -> Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import analysis
 from analysis.assemble import assemble
 from analysis.jobtime import job_times
+from analysis.plots.gallery import gallery
 from analysis.tables import read_inputs
 from tests.analysis.conftest import AddCell
 
@@ -50,3 +52,42 @@ def test_runs_on_more_nodes_are_left_out_too(add_cell: AddCell) -> None:
     assert [job.epoch for job in job_times(read.table, read.runs)] == pytest.approx([10.25, 2.75])
     (part,) = assemble(read).parts
     assert any("4 CPU ranks were measured on 2 nodes too" in note for note in part.notes)
+
+
+def test_accuracies_curves_and_notes_are_those_of_the_fewest_nodes(add_cell: AddCell) -> None:
+    add_cell(4, accuracies=(0.5, 0.8, 0.9))
+    wide = {"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}}
+    study = add_cell(4, accuracies=(0.1, 0.2, 0.5), cell=wide, facts={"hosts": ["node01", "node02"]})
+    read = read_inputs([study])
+    report = assemble(read)
+    (part,) = report.parts
+    assert {spread.count for spread in part.curves[4].values()} == {1}
+    assert not any("different hosts" in note for note in part.notes)
+    assert part.machine == "node01, 8 cores"
+    (answer,) = report.insights.answers
+    assert [way.val_acc for way in answer.ways] == [0.9]
+    (plot,) = [plot for plot in gallery(report, "digits") if plot.name == "accuracy_epoch"]
+    assert len(plot.figure.axes[0].lines) == 1
+
+
+def test_a_target_is_what_the_fewest_nodes_reach(add_cell: AddCell) -> None:
+    rising = [0.9 - 0.5 * 0.6**epoch for epoch in range(20)]
+    add_cell(4, [100.0] * 20, rising)
+    wide = {"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}}
+    study = add_cell(4, [100.0] * 20, [0.5] * 20, cell=wide)
+    read = read_inputs([study])
+    best = analysis.recommend(read.table, runs=read.runs)
+    assert best.target == pytest.approx(0.89, abs=0.001)
+    assert [(way.n_gpus, way.missed) for way in best.ways] == [(4, 0)]
+
+
+def test_runs_without_times_do_not_say_where_ranks_were_timed(add_cell: AddCell) -> None:
+    narrow = add_cell(4, [100.0] * 3)
+    for path in (narrow / "digits-n4-s0").glob("epochs.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [{k: v for k, v in line.items() if not k.startswith(("seconds", "samples"))} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    study = add_cell(4, cell={"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}})
+    (part,) = assemble(read_inputs([study])).parts
+    assert part.group.points[0].val_acc is not None and part.group.points[0].val_acc.count == 2
+    assert part.curves[4][1].count == 2, "as in the table"
