@@ -51,7 +51,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "recommendations": [_answer(answer) for answer in insights.answers],
         "unanswered": insights.unanswered or None,
         "left_out": [
-            {"source": run.source, "n_gpus": run.asked, "device": run.device, "status": run.status, "reason": run.reason,
+            {"source": run.source, "n_gpus": run.asked or None, "device": run.device, "status": run.status, "reason": run.reason,
              "epochs": len(run.epochs)}
             for run in report.left_out
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -15,6 +15,8 @@ from analysis.runs import Run
 from analysis.scaling import Group, scaling
 from analysis.tables import Inputs
 
+#: What to do about a log that does not say on how many ranks it was made.
+NAME_RANKS = "name them in the path (run-4gpu/metrics.csv, log_n4.csv) or in a column n_gpus"
 #: More groups in one figure than colours would have to share one.
 MOST_GROUPS = 6
 
@@ -32,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """All groups, the cells that are in none because they have not completed, and what is concluded.
+    """All groups, the cells that are in none because they have not completed or do not say their ranks, and what is concluded.
 
     `reference` is a published table that is laid under the figures; it takes part in no conclusion.
     """
@@ -66,7 +68,11 @@ def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame
     return Report(
         inputs=tuple(words.printable(str(path)) for path in inputs.paths),
         parts=tuple(parts),
-        left_out=tuple(run for run in inputs.runs if not run.measured),
+        left_out=tuple(
+            replace(run, reason=f"nothing says on how many ranks it ran; {NAME_RANKS}") if run.measured else run
+            for run in inputs.runs
+            if not (run.measured and run.n_gpus)
+        ),
         table=inputs.table,
         runs=inputs.runs,
         insights=gather(inputs.table, inputs.runs, asked),

@@ -62,11 +62,11 @@ def bound(seconds: Mapping[str, float], n_gpus: int) -> str:
 def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
     """Measured runs by group and number of ranks, in order of ranks, those on the fewest nodes.
 
-    `held` is as `analysis.measured.held_batches` has it.
+    `held` is as `analysis.measured.held_batches` has it. Logs that do not say their ranks are of no group.
     """
     found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
     for run in sorted(on_fewest_nodes(under_each_rule(runs)), key=lambda run: run.n_gpus):
-        if run.measured:
+        if run.measured and run.n_gpus:
             found.setdefault(group_key(run, held or {}), {}).setdefault(run.n_gpus, []).append(run)
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from analysis.as_json import as_json
-from analysis.assemble import Report
+from analysis.assemble import NAME_RANKS, Report
 from hvdtrain.errors import UserError
 
 PAGE, FIGURE, MARKDOWN, JSON = "report.html", "report.png", "report.md", "report.json"
@@ -94,8 +94,8 @@ def _nothing(report: Report) -> str:
     if any(run.n_gpus for run in report.runs):
         return f"{inputs}: no accuracy at the end of a run is finite, and no time was recorded, so there is nothing to report"
     return (
-        f"{inputs}: nothing says on how many ranks this was measured; name them in the path (run-4gpu/metrics.csv, log_n4.csv) "
-        "or in a column n_gpus. Curves by themselves: analysis.epochs_to_stability"
+        f"{inputs}: nothing says on how many ranks this was measured; {NAME_RANKS}. "
+        "Curves by themselves: analysis.epochs_to_stability"
     )
 
 

@@ -53,7 +53,8 @@ def left_out(run: Run) -> str:
     """One line about a cell whose numbers are not in the table."""
     epochs = f"{len(run.epochs)} epoch{'' if len(run.epochs) == 1 else 's'} recorded"
     reason = f": {run.reason}" if run.reason else ""
-    return f"{run.source} ({words.ranks(run.asked, run.device)}, {epochs}): {run.status}{reason}"
+    who = words.ranks(run.asked, run.device) if run.asked else "ranks not known"
+    return f"{run.source} ({who}, {epochs}): {run.status}{reason}"
 
 
 def show(report: Report, console: Console) -> None:

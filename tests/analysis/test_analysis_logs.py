@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,28 @@ def test_trials_are_replicates_and_what_stays_the_same_tells_nothing(tmp_path: P
         text_of("epoch,trial,run,val_acc", [(e, t, "a", accuracy(e) + t / 99) for e in range(5) for t in (0, 1)])
     )
     assert [(run.n_gpus, run.seed) for run in read_inputs([path]).runs] == [(4, 0), (4, 1)]
+
+
+def test_a_log_that_does_not_say_its_ranks_is_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unnamed, named = tmp_path / "metrics.csv", tmp_path / "log_n4.csv"
+    unnamed.write_text(text_of("epoch,val_acc,seconds", [(e, 0.1 + 0.04 * e, 9) for e in range(20)]))
+    named.write_text(text_of("epoch,val_acc,seconds", [(e, accuracy(e), 9) for e in range(20)]))
+    out = tmp_path / "out"
+    assert main(["report", str(unnamed), str(named), "--out", str(out)]) == 0
+    said = (
+        "metrics.csv (ranks not known, 20 epochs recorded): completed: nothing says on how many ranks it ran; name them "
+        "in the path (run-4gpu/metrics.csv, log_n4.csv) or in a column n_gpus"
+    )
+    printed, page = " ".join(capsys.readouterr().out.split()), (out / "report.html").read_text()
+    for text in (printed, page):
+        below = text.split("Cells that are not in the tables")[1]
+        assert said in below and "log_n4.csv (" not in below
+        assert "0 ranks" not in text
+    (cell,) = json.loads((out / "report.json").read_text())["left_out"]
+    assert (cell["n_gpus"], cell["status"], cell["epochs"]) == (None, "completed", 20)
+    assert "horizon" not in page
 
 
 TWICE = [(e, 0.1 * e + k / 100) for k in (0, 1) for e in range(5)]
