@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,7 +111,9 @@ def _curves(report: Report, workload: str | None, parts: Sequence[Part]) -> tupl
         stability = report.insights.stability.get(part.group.key, {})
         sizes: dict[int, list[Run]] = {}
         for run in runs_of(part.group, report.runs):
-            sizes.setdefault(run.n_gpus, []).append(run)
+            # Without an accuracy there is no curve, and nothing for a legend to name.
+            if any(epoch.val_acc is not None and math.isfinite(epoch.val_acc) for epoch in run.epochs):
+                sizes.setdefault(run.n_gpus, []).append(run)
         every += len(sizes)
         for place, (ranks, runs) in enumerate(sorted(sizes.items()) if part in parts else ()):
             name = words.ranks(ranks, part.group.device)

@@ -22,7 +22,7 @@ def add_cell(tmp_path: Path) -> AddCell:
     def add(
         ranks: int,
         rates: Sequence[float] = (50.0, 100.0, 100.0),
-        accuracies: Sequence[float] = (0.5, 0.8, 0.9),
+        accuracies: Sequence[float | None] = (0.5, 0.8, 0.9),
         *,
         seed: int = 0,
         status: str | None = "completed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def test_accuracies_without_times_and_times_without_accuracies_are_drawn_over_ep
         log(tmp_path / "log_n8.csv", "epoch,loss,seconds", [(e, 1.0, 10) for e in range(12)]),
     ]
     drawn = figures_of(paths, tmp_path / "out")
-    assert "accuracy_epoch" in drawn
+    assert "4 ranks" in drawn["accuracy_epoch"]
+    assert "8 ranks" not in drawn["accuracy_epoch"]
     assert "accuracy_time" not in drawn
 
 
@@ -74,6 +76,18 @@ def test_each_group_has_its_curves_and_phases(add_cell: AddCell) -> None:
     for alt, kind in zip(phases, ("T4", "A100", "V100"), strict=True):
         assert alt.startswith(f"Seconds of an epoch by phase, of {kind} GPUs. ")
     assert "1 ranks: data 3 s" in phases[2]
+
+
+def test_sizes_without_accuracies_take_no_place_among_the_curves(add_cell: AddCell) -> None:
+    for batch in (16, 32, 64, 128):
+        for ranks in (1, 2, 4):
+            accuracies = (0.5, 0.8, 0.9) if batch == 128 else (None, math.nan, None)
+            study = add_cell(ranks, accuracies=accuracies, cell={"name": f"b{batch}"}, facts={"batch_size": batch})
+    (plot,) = [plot for plot in gallery(assemble(read_inputs([study])), "digits") if plot.name == "accuracy_epoch"]
+    assert plot.alt.startswith("Validation accuracy against epoch. ")
+    assert [text.split(":")[0] for text in plot.alt.split(". ", 1)[1].split("; ")] == [
+        "1 CPU rank, batch 128 per rank", "2 CPU ranks, batch 128 per rank", "4 CPU ranks, batch 128 per rank"
+    ]  # fmt: skip
 
 
 def test_epochs_against_batch_name_their_rule(tmp_path: Path) -> None:
