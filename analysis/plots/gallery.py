@@ -19,6 +19,7 @@ from analysis.plots.scaling import Series, efficiency_plot, karp_flatt_plot, spe
 from analysis.plots.style import Plot
 from analysis.plots.training import Curves, accuracy_plots, phases_plot
 from analysis.runs import Run
+from analysis.way import differing, qualified
 
 #: More curves in one figure than these are a tangle: the most and the fewest ranks of each group stay.
 _MOST_CURVES = 6
@@ -58,18 +59,27 @@ def _parts(report: Report, workload: str | None) -> list[Part]:
 def _series(report: Report, parts: Sequence[Part]) -> tuple[list[Series], list[Series]]:
     """The groups and what is laid under them, by the metric that each is fitted by; and what the figures of times have besides.
 
-    That is a published table of times beside groups that are fitted by their throughput, with the times of these.
+    That is a published table of times beside groups that are fitted by their throughput, with the times of these. Of a published
+    table the groups of the same workload are laid under, or where it has none the first, `MOST_GROUPS` at most.
     """
     found = _own(report.insights.fits, report.table, parts)
     table = report.reference
     if table is None:
         return found, []
     timed: list[Series] = []
-    for index, fit in enumerate(fit_scaling(table).groups, start=len(parts)):
+    every = fit_scaling(table).groups
+    apart = [name for name in differing([_fields(fit) for fit in every]) if name != "gpu_type"]
+    same = [fit for fit in every if parts and fit.fields["workload"] == parts[0].group.workload]
+    for fit in same or every:
+        laid = sum(one.reference for one in (*found, *timed))
+        if laid == MOST_GROUPS:
+            break
         metric = fit.data.metric
         kind = words.where(fit.fields["device"], fit.fields["gpu_type"])
-        name = f"{fit.fields['workload']} on {kind} (published)"
-        published = Series(fit, replicates(table, fit), name, index, reference=True)
+        name = ", ".join([f"{fit.fields['workload']} on {kind}", *qualified(_fields(fit), apart)])
+        published = Series(
+            fit, replicates(table, fit), f"{name} (published)", (len(parts) + laid) % MOST_GROUPS, len(every)
+        )
         if any(one.fit.data.metric == metric for one in found):
             found.append(published)
             continue
@@ -79,6 +89,10 @@ def _series(report: Report, parts: Sequence[Part]) -> tuple[list[Series], list[S
         if any(one.fit.data.metric == metric for one in timed):
             timed.append(published)
     return found, timed
+
+
+def _fields(fit: GroupFit) -> dict[str, Any]:
+    return {**fit.fields, "global_batch": fit.data.global_batch}
 
 
 def _own(fits: Mapping[Any, GroupFit], table: pd.DataFrame, parts: Sequence[Part]) -> list[Series]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis import words
 from analysis.fitting import FURTHEST, GroupFit
-from analysis.plots.style import GREY, Plot, colour, legend, log2_axis, marker, numbered, panel, rank_axis
+from analysis.plots.style import GREY, Plot, colour, legend, log2_axis, marker, numbered, panel, rank_axis, titled
 
 Floats = NDArray[np.float64]
 #: Metric -> the unit of a speed in it.
@@ -26,14 +26,19 @@ _SPEEDS = {"throughput": "samples/s", "steps_per_s": "steps/s", "epoch_time": "e
 class Series:
     """One group in a figure: its fit, its replicates (columns n_gpus, value), what the legend calls it, its number.
 
-    A reference is drawn hollow and grey beside the user's own points.
+    A reference is drawn hollow and grey beside the user's own points: it is of a table that has `published` groups, 0 of one's own.
     """
 
     fit: GroupFit
     replicates: pd.DataFrame
     label: str
     index: int
-    reference: bool = False
+    published: int = 0
+
+    @property
+    def reference(self) -> bool:
+        """Whether it is of a published table."""
+        return self.published > 0
 
     @property
     def colour(self) -> str:
@@ -95,7 +100,7 @@ def _measured(series: Sequence[Series], name: str, title: str, label: str, rate:
         _boundary(axes, series)
         log2_axis(axes, heights, label)
         rank_axis(axes, ranks, words.common_noun(one.fit.fields["device"] for one in series))
-        axes.set_title(f"{title} against ranks")
+        titled(axes, f"{title} against ranks", _laid_under(series))
         _legend(axes, series)
     return Plot(name, title, _alt(series, label, rate), figure)
 
@@ -175,13 +180,14 @@ def efficiency_plot(series: Sequence[Series]) -> Plot | None:
             [n for one in own for n in one.fit.data.n.tolist()],
             words.common_noun(one.fit.fields["device"] for one in own),
         )
-        axes.set_title("Efficiency")
+        titled(axes, "Efficiency", _laid_under(own))
         legend(axes, loc="lower left")
     spans = []
     for one in own:
         points = [f"{n:g} ranks {value:.0f} %" for n, value in zip(one.fit.data.n, _efficiencies(one), strict=True)]
         spans.append(f"{one.label}: {', '.join(points)}")
-    return Plot("efficiency", "Efficiency", f"Efficiency against the smallest size. {'; '.join(spans)}.", figure)
+    some = _laid_under(own, ", ")
+    return Plot("efficiency", "Efficiency", f"Efficiency against the smallest size{some}. {'; '.join(spans)}.", figure)
 
 
 def _line(axes: Axes, one: Series, n: Floats, values: Floats) -> None:
@@ -211,12 +217,20 @@ def karp_flatt_plot(series: Sequence[Series]) -> Plot | None:
             [float(n) for one in own for n, _ in one.fit.karp_flatt],
             words.common_noun(one.fit.fields["device"] for one in own),
         )
-        axes.set_title("Karp-Flatt serial fraction")
+        titled(axes, "Karp-Flatt serial fraction", _laid_under(own))
         legend(axes)
     spans = [
         f"{one.label}: {', '.join(f'{n} ranks {100 * value:.1f} %' for n, value in one.fit.karp_flatt)}" for one in own
     ]
-    return Plot("karp_flatt", "Karp-Flatt", f"Experimentally determined serial fraction. {'; '.join(spans)}.", figure)
+    some = _laid_under(own, ", ")
+    alt = f"Experimentally determined serial fraction{some}. {'; '.join(spans)}."
+    return Plot("karp_flatt", "Karp-Flatt", alt, figure)
+
+
+def _laid_under(series: Sequence[Series], before: str = "") -> str:
+    """How many groups of a published table are in a figure, where not all are: "6 of 48 published groups"."""
+    laid, every = sum(one.reference for one in series), max(one.published for one in series)
+    return f"{before}{laid} of {every} published groups" if 0 < laid < every else ""
 
 
 def _alt(series: Sequence[Series], label: str, rate: bool) -> str:
@@ -227,4 +241,5 @@ def _alt(series: Sequence[Series], label: str, rate: bool) -> str:
         values, unit = (_rate(data.values), _SPEEDS[data.metric]) if rate and data.is_time else (data.values, data.unit)
         points = ", ".join(f"{n:g} ranks {value:.4g}" for n, value in zip(data.n, values, strict=True))
         parts.append(f"{one.label}: {points} {unit}")
-    return f"{label} against the number of ranks, with ideal scaling, fit and 90 % interval. {'; '.join(parts)}."
+    some = _laid_under(series, ", ")
+    return f"{label} against the number of ranks, with ideal scaling, fit and 90 % interval{some}. {'; '.join(parts)}."

@@ -12,10 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis import reference
 from analysis.__main__ import main
 from analysis.assemble import Report, assemble
+from analysis.plots.gallery import _parts as parts_of
+from analysis.plots.gallery import _series as series_of
 from analysis.plots.gallery import gallery
-from analysis.plots.style import Plot
+from analysis.plots.scaling import efficiency_plot, time_plots
+from analysis.plots.style import Plot, marker
 from analysis.tables import read_inputs
 from tests.analysis.conftest import AddCell
 
@@ -211,6 +215,23 @@ def test_published_times_are_laid_under_ones_own_times_beside_throughput(
     assert not any("(published)" in drawn[name] for name in ("throughput", "efficiency"))
     assert "published table" not in capsys.readouterr().err
     assert "time" not in figures_of([path], tmp_path / "without"), "by itself it is fitted by its throughput"
+
+
+def test_of_a_large_published_table_six_groups_are_laid_under(tmp_path: Path) -> None:
+    same = "mnist_mlp, kernel=serial, hidden=64"
+    lines = [(f'"{workload}"', "A100", n, "total_time", 100 / n, "s") for workload in ("net", same) for n in (1, 2, 4)]
+    path = log(tmp_path / "own.csv", "workload,gpu_type,n_gpus,metric,value,unit", lines)
+    report = assemble(read_inputs([path]), None, reference("mnist_mlp_kernels"))
+    found = {workload: series_of(report, parts_of(report, workload))[0] for workload in ("net", same)}
+    assert len({marker(one.index) for one in found["net"] if one.reference}) == 6, "all are grey"
+    (plot,) = time_plots(found["net"])
+    assert plot.alt.count("(published)") == 6
+    assert ", 6 of 48 published groups. " in plot.alt
+    assert "6 of 48 published groups" in [text.get_text() for text in plot.figure.axes[0].texts]
+    efficiency = efficiency_plot(found["net"])
+    assert efficiency is not None and "published" not in efficiency.alt, "one size has no efficiency"
+    labels = [one.label for one in found[same] if one.reference]
+    assert labels == [f"{same} on CPU ranks, batch {batch} (published)" for batch in (32, 64, 128)], "told apart"
 
 
 def test_a_published_table_that_has_nothing_in_common_is_said_so(
