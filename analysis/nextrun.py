@@ -16,7 +16,7 @@ from analysis.way import Way, differing, qualified
 
 
 def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) -> str:
-    """In words: the repeat that would rank the best two, else the size that narrows the next forecast most.
+    """In words: the repeat that would rank the best two, or of sizes that cannot be; else what narrows the next forecast most.
 
     For the latter every candidate (a missing smaller size, one between, the next doubling, a repeat of the largest) is
     added at its own predicted value, and the width of the 90 % interval at twice the largest size compared before and after.
@@ -33,10 +33,13 @@ def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) ->
     fits = [fit for fit in every if fit.posterior is not None]
     of_fastest = [fit for fit in every if fastest is not None and fit.data.holds(fastest.fields, fastest.global_batch)]
     apart = differing([_named(fit) for fit in every])
-    # Another group's sizes say nothing about one that has a single size.
-    if not fits or (of_fastest and len(of_fastest[0].data.n) == 1):
-        told = qualified(_named(of_fastest[0]), apart) if of_fastest else []
-        return f"Measure a second number of ranks{_of(told)}: one says nothing about others."
+    # Another group's sizes say nothing about one that has a single size, or sizes that cannot be.
+    alone = next((fit for fit in of_fastest or (() if fits else every) if fit.posterior is None), None)
+    if alone is not None:
+        told, data = _of(qualified(_named(alone), apart)), alone.data
+        if len(data.n) == 1:
+            return f"Measure a second number of ranks{told}: one says nothing about others."
+        return f"Measure {words.ranks(int(data.n[-1]), alone.fields['device'])} again{told}: {alone.reason}."
     chosen = next((fit for fit in of_fastest if fit.posterior is not None), fits[0])
     return _narrowing(chosen, _of(qualified(_named(chosen), apart)))
 

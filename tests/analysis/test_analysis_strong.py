@@ -75,6 +75,16 @@ def test_what_to_measure_next_names_the_group(tmp_path: Path) -> None:
     assert analysis.recommend(analysis.read(path)).next_run.startswith("Measure 8 GPUs once (T4): ")
 
 
+@pytest.mark.parametrize("other", ["", "T4,1,50\nT4,2,90\n"])
+def test_sizes_that_cannot_be_are_measured_again(tmp_path: Path, other: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"GPU,GPUs,images/s\nV100,1,100\nV100,2,400\n{other}")
+    assert analysis.recommend(analysis.read(path)).next_run == (
+        f"Measure 2 GPUs again{' (V100)' if other else ''}: 2 ranks measured 4 times as fast as 1: "
+        "more than 1.5 times the ratio of ranks cannot be."
+    )
+
+
 def test_two_global_batches_are_two_series(tmp_path: Path) -> None:
     rows = {1: (100, 105), 2: (180, 195), 4: (300, 340)}
     lines = [f"{n},{batch},{value}\n" for n, own in rows.items() for batch, value in zip((256, 384), own, strict=True)]
