@@ -8,7 +8,11 @@ from typing import Any
 
 import nbclient
 import nbformat
+import pandas as pd
 import pytest
+
+from analysis.assemble import assemble
+from analysis.tables import read_inputs
 
 AddCell = Callable[..., Path]
 FOLDER = Path(__file__).parents[2] / "analysis" / "notebooks"
@@ -71,6 +75,24 @@ def test_the_epochs_of_the_lab(tmp_path: Path) -> None:
     assert "no curves were read" in shown
     assert "30 cannot confirm it" in shown
     assert "pictures: 0" in shown
+
+
+def test_epochs_against_batch_are_those_of_the_report(add_cell: AddCell) -> None:
+    settled, rising = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)], [0.1 + 0.04 * epoch for epoch in range(20)]
+    for seed in range(3):
+        add_cell(1, [100.0] * 20, settled, seed=seed)
+        add_cell(2, [200.0] * 20, settled, seed=seed)
+        study = add_cell(4, [400.0] * 20, rising if seed else settled, seed=seed)
+    scope: dict[str, Any] = {}
+    # Without a kernel, which takes seconds to start; the figure is left out.
+    with pd.option_context("display.max_colwidth", 50):
+        for cell in nbformat.read(FOLDER / "epochs_to_stability.ipynb", as_version=4).cells:
+            if cell.cell_type == "code" and "plt." not in cell.source:
+                exec(cell.source, scope)
+                scope["STUDY"] = str(study)
+    report = assemble(read_inputs([study])).insights.epochs
+    for found in (scope["epochs"], report):
+        assert [group.batches.tolist() for group in found.groups] == [[32, 64]], "most at 128 had not settled"
 
 
 def test_a_study_is_a_parameter(add_cell: AddCell, tmp_path: Path) -> None:
