@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "new": ("hvdtrain.new", "write a job of your own to begin with"),
     "fetch": ("hvdtrain.data.fetch", "download a study's data"),
     "build-horovod": ("hvdtrain.horovod_build.cli", "compile Horovod for the installed frameworks"),
-    "testcluster": ("hvdtrain.testcluster.__main__", "a real SLURM cluster on one machine, for tests"),
+    "testcluster": ("hvdtrain.testcluster.cli", "a real SLURM cluster on one machine, for tests"),
 }
 
 

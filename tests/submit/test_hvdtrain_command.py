@@ -31,6 +31,17 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         assert f"\n  {name} " in done.stdout
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        ended: object = hvdtrain_main([name, "--help"])
+    except SystemExit as left:
+        ended = left.code
+    told = capsys.readouterr().out
+    assert (ended, told.startswith("usage: ")) == (0, True)
+    assert name != "testcluster" or "up|down|status|exec|run" in told
+
+
 def test_no_command(tmp_path: Path) -> None:
     done = hvdtrain_in(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
