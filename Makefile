@@ -43,11 +43,19 @@ lint: $(BIN)/.dev
 types: $(BIN)/.dev
 	$(call timed,mypy,$(BIN)/mypy)
 
+# $(call supported,interpreter,modules that it must have,what to say otherwise): the oldest version is that of pyproject.toml
+define supported
+@$(1) -c 'import sys, $(2); sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo "$(3)"; exit 1; }
+endef
+
+# Where venv fails it may leave an interpreter, which would be taken for the whole environment from then on.
 $(BIN)/python:
-	$(call timed,Python environment in $(VENV) (5 s),$(PYTHON) -m venv $(VENV))
+	$(call supported,$(PYTHON),os,$(PYTHON): hvdtrain needs Python 3.10 or newer; name one: make demo PYTHON=python3.11)
+	$(call timed,Python environment in $(VENV) (5 s),$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; })
 
 # Without a GPU, and where its index answers, the CPU build of PyTorch.
 $(BIN)/.torch: $(SOURCES) | $(BIN)/python
+	$(call supported,$(BIN)/python,pip,$(VENV) is no environment of Python 3.10 or newer with pip: make clean VENV=$(VENV)$(,) then make demo PYTHON=python3.11)
 	$(call timed,PyTorch$(,) Open MPI and what the report needs (1 to 2 min the first time),\
 	  index=""; if ! command -v nvidia-smi >/dev/null && $(PYTHON) -c "import urllib.request as r; r.urlopen('$(TORCH_CPU_INDEX)/torch/'$(,) timeout=3)" 2>/dev/null; \
 	  then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
