@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="further line of slurm.conf, such as MaxArraySize=5; may be repeated",
+        help="further line of slurm.conf, such as MaxArraySize=5, in the place of ours if there is one; may be repeated",
     )
     start.add_argument(
         "--timeout", type=float, default=60, metavar="S", help="give up after S seconds (default %(default)s)"

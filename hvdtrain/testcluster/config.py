@@ -91,8 +91,14 @@ def slurm_conf(plan: Plan) -> str:
         f"PartitionName=preempt Nodes={every} {times} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_SECONDS}",
         f"PartitionName=short Nodes={every} MaxTime=00:01:00 PriorityTier=10 PreemptMode=OFF",
     ]
-    keys = tuple(text.split("=")[0] + "=" for text in plan.settings)
+    keys = tuple(_replaced(text) for text in plan.settings)
     return "\n".join([*(line for line in lines if not line.startswith(keys or "?")), *plan.settings]) + "\n"
+
+
+def _replaced(setting: str) -> str:
+    """How the lines begin that a further one replaces; of partitions and nodes there are several, and those of other names stay."""
+    key = setting.split("=")[0]
+    return f"{setting.split()[0]} " if key in ("PartitionName", "NodeName") else f"{key}="
 
 
 def gres_conf(plan: Plan) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hvdtrain import testcluster
-from hvdtrain.testcluster import Cluster, Options, process
+from hvdtrain.testcluster import Cluster, Options, config, process
 from hvdtrain.testcluster.cli import main
+from hvdtrain.testcluster.plan import make_plan
 
 pytestmark = pytest.mark.alone
 
@@ -57,6 +58,14 @@ def free_name() -> Iterator[tuple[str, Path]]:
     options = Options(name=f"x{os.getpid()}")
     yield options.name, options.place()
     testcluster.down(options)
+
+
+def test_further_partitions_and_nodes_leave_the_others(tmp_path: Path) -> None:
+    settings = ("PartitionName=mine Nodes=ALL", "PartitionName=short Nodes=ALL", "KillWait=9")
+    lines = config.slurm_conf(make_plan("x", tmp_path, "one-host", None, settings=settings)).splitlines()
+    names = [line.split()[0].partition("=")[2] for line in lines if line.startswith("PartitionName=")]
+    assert sorted(names) == ["all", "mine", "preempt", "short", "t4", "v100"]
+    assert [line for line in lines if line.startswith("KillWait=")] == ["KillWait=9"]
 
 
 def test_every_node_has_a_host_name_of_its_own(slurm_cluster: Cluster) -> None:
