@@ -154,8 +154,11 @@ def cuda(context: Context) -> Finding:
     if info is None or not gpus:
         return skipped("no GPU is visible here" if not gpus else "Horovod is not built")
     if info.cuda is None:
+        what = f"{len(gpus)} GPUs are visible, and Horovod was built without CUDA"
+        if info.torch is None:  # as it is meant to be built for TensorFlow alone
+            return ok(f"{what}: TensorFlow's gradients go through the CPU")
         return failed(
-            f"{len(gpus)} GPUs are visible, and Horovod was built without CUDA",
+            what,
             "PyTorch's ranks on GPUs do not start, and TensorFlow's gradients go through the CPU",
             f"{build.COMMAND} --cuda on   where nvcc is, or CUDA_VISIBLE_DEVICES= to train on CPUs",
         )

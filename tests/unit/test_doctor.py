@@ -97,6 +97,18 @@ def test_what_keeps_auto_from_mpi(
     assert (found["status"], found["fix"]) == ("warning", fix)
 
 
+@pytest.mark.parametrize(("versions", "status"), [({"torch": "2"}, "failed"), ({"tensorflow": "2"}, "ok")])
+def test_a_horovod_without_cuda_beside_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], status: str
+) -> None:
+    monkeypatch.setattr("hvdtrain.machine.visible_gpus", lambda environ: ["0"])
+    monkeypatch.setattr(
+        "hvdtrain.horovod_build.check.installed", lambda: BuildInfo("0", "k", "e", "3", "linux", "g++", **versions)
+    )
+    found = outcome("cuda", tmp_path)
+    assert (found["status"], "PyTorch" in found["what"] + found["why"]) == (status, "torch" in versions)
+
+
 def test_few_open_files(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
