@@ -42,7 +42,7 @@ class Facts:
     @property
     def accounting(self) -> bool:
         """Whether sacct can know anything."""
-        return not self.settings.get("AccountingStorageType", "").endswith("none")
+        return not self.settings.get("AccountingStorageType", "").endswith(("none", "(null)"))
 
 
 _FORMAT = "%D|%P|%c|%m|%l|%f|%G"
@@ -97,7 +97,7 @@ def parse_gres(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in re.sub(r"\([^)]*\)", "", text).split(","):
         parts = entry.strip().split(":")
-        if parts[0] == "gpu" and parts[-1].isdigit():
+        if parts[0] == "gpu" and parts[-1].isdigit() and int(parts[-1]):
             name = parts[1] if len(parts) > 2 else ""
             found[name] = found.get(name, 0) + int(parts[-1])
     return found

@@ -41,6 +41,18 @@ def test_what_a_cluster_says() -> None:
     assert site.cpus_per_task == 32
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"AccountingStorageType": "accounting_storage/slurmdbd"}, True),
+        ({"AccountingStorageType": "accounting_storage/none"}, False),
+        ({"AccountingStorageType": "(null)"}, False),  # of newer SLURM
+    ],
+)
+def test_accounting(settings: dict[str, str], kept: bool) -> None:
+    assert Facts([], settings).accounting == kept
+
+
 def test_a_cluster_without_gpus() -> None:
     site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(SINFO.splitlines()[0]))))]).site
     assert (site.gpus, site.gpus_per_node, site.ranks_per_node, site.nodes) == ({}, None, 64, 10)
@@ -60,6 +72,7 @@ def test_what_is_detected_survives_toml(tmp_path: Path) -> None:
         ("gpu:a100:2,gpu:v100:2(S:0)", {"a100": 2, "v100": 2}),
         ("(null)", {}),
         ("nvme:1,shard:8", {}),
+        ("gpu:0,gpu:t4:0", {}),
     ],
 )
 def test_gres(text: str, types: dict[str, int]) -> None:
