@@ -77,6 +77,9 @@ class Batch:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         os.environ.pop(record.ATTEMPT_VARIABLE, None)  # of a job around this one
+        # Where the job was submitted to is where it is now, and from a node the other clusters' database may be out of reach.
+        for name in commands.CLUSTERS:
+            os.environ.pop(name, None)
         self.job = allocation.here()
         self.ranks = allocation.ranks()
         self.launcher, why = choose(given.launcher, allocation.nodes() > 1)

@@ -24,7 +24,11 @@ _OF_A_LAUNCHER = {
 }
 #: What a rank fills in where the user has not: left by an outer rank if there is one, else the user's own.
 _OF_A_RANK = {"HOROVOD_GLOO_IFACE", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_FUSION_THRESHOLD"}
-_KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
+#: Which cluster is talked to, where a site has several.
+CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
+_KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT", *CLUSTERS)
+#: A user's defaults for srun.
+_FOR_SRUN = ("SLURM_ACCOUNT", "SLURM_PARTITION", "SLURM_QOS")
 _OURS = ("HVDTRAIN_RUN_DIR", "HVDTRAIN_LAUNCH_ID", "HVDTRAIN_LAUNCHER", "HVDTRAIN_JOB_STDERR", "HVDTRAIN_ATTEMPT")
 
 
@@ -36,12 +40,22 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     """The environment without what an outer job or launcher put there."""
     environ = os.environ if environ is None else environ
     left = {*_OURS, *_OF_A_LAUNCHER, *(_OF_A_RANK if {"HOROVOD_RANK", "HOROVOD_CONTROLLER"} & environ.keys() else ())}
-    return {
+    kept = {
         name: value
         for name, value in environ.items()
         # Settings of Open MPI (OMPI_MCA_...) are the user's own.
         if (name in _KEPT or "_MCA_" in name or not name.startswith(_OF_A_JOB)) and name not in left
     }
+    if "SBATCH_CLUSTERS" in kept:  # sbatch alone reads it: all others are to look where it submits to
+        kept["SLURM_CLUSTERS"] = kept["SBATCH_CLUSTERS"]
+    return kept
+
+
+def srun_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for an srun that makes a job of its own; the user's defaults for it count, an outer job's place does not."""
+    environ = os.environ if environ is None else environ
+    defaults = {} if "SLURM_JOB_ID" in environ else {name: environ[name] for name in _FOR_SRUN if name in environ}
+    return clean_environment(environ) | defaults
 
 
 def call(argv: Sequence[str], seconds: float = SECONDS, *, times: str | None = None) -> str:

@@ -141,6 +141,19 @@ def test_the_place_of_an_outer_rank_does_not_go_with_a_job() -> None:
     assert commands.clean_environment({**outer, "HOROVOD_AUTOTUNE": "1"}) == {"HOROVOD_AUTOTUNE": "1"}
 
 
+def test_the_cluster_that_somebody_chose_is_asked_too() -> None:
+    assert commands.clean_environment({"SLURM_CLUSTERS": "x", "SLURM_JOB_ID": "1"}) == {"SLURM_CLUSTERS": "x"}
+    # sbatch alone reads its own variable, and what it submits is to be found again.
+    by_sbatch = {"SBATCH_CLUSTERS": "x"}
+    assert commands.clean_environment(by_sbatch) == {**by_sbatch, "SLURM_CLUSTERS": "x"}
+
+
+def test_defaults_for_srun_count_unless_they_are_those_of_an_outer_job() -> None:
+    defaults = {"SLURM_ACCOUNT": "phys", "SLURM_PARTITION": "gpu", "SLURM_QOS": "high"}
+    assert commands.srun_environment({**defaults, "SLURM_NTASKS": "4"}) == defaults
+    assert commands.srun_environment({**defaults, "SLURM_JOB_ID": "1"}) == {}
+
+
 # --- programs that are slow to answer, or never do ---
 
 
