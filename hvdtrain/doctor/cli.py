@@ -40,13 +40,12 @@ def _main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if given.on_nodes is not None and given.on_nodes < 1:
         raise UserError(f"--on-nodes {given.on_nodes}: legal is a number of nodes from 1, such as 2")
-    parts = ("installation", "node") if given.report_to else PARTS
-    outcomes = examine(parts, given.out)
     if given.report_to:
         from hvdtrain.doctor import on_nodes
 
-        on_nodes.report(given.report_to, outcomes)
+        on_nodes.report(given.report_to, lambda: examine(("installation", "node"), given.out))
         return 0
+    outcomes = examine(PARTS, given.out)
     if given.on_nodes:
         from hvdtrain.doctor import on_nodes
 
