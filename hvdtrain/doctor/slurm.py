@@ -62,7 +62,7 @@ def profile(context: Context) -> Finding:
 
     facts = _facts()
     try:
-        found = [] if isinstance(facts, str) else [Layer("detected", detect.profile(facts))]
+        found = [] if isinstance(facts, str) else [Layer(files.DETECTED, detect.profile(facts))]
         combined = files.combine([*found, *files.layers(Path.cwd(), None)])
     except UserError as error:
         return failed(

@@ -35,7 +35,7 @@ def _show(site: str | None, as_json: bool) -> int:
 
     layers = files.layers(Path.cwd(), site)
     try:
-        layers.insert(0, Layer("detected", detect.profile(detect.look())))
+        layers.insert(0, Layer(files.DETECTED, detect.profile(detect.look())))
     except commands.SlurmError as error:
         print(f"note: no cluster answers, so nothing is detected: {str(error).splitlines()[0]}", file=sys.stderr)
     profile = files.combine(layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.site import commands
+from hvdtrain.site.times import minutes
 
 #: Short names that people use, in the order in which they are looked for in a site's own name.
 _SHORT = re.compile(
@@ -55,7 +57,8 @@ def look() -> Facts:
         SlurmError: there is no cluster here, or it does not answer.
     """
     # Without --exact nodes that differ are one entry, with the least of each number: 32+ CPUs.
-    groups = parse_sinfo(commands.call(["sinfo", "--noheader", "--all", "--exact", f"--format={_FORMAT}"]))
+    # Without --all it leaves out what is hidden, or closed to this user's groups: nothing to send a job to unasked.
+    groups = parse_sinfo(commands.call(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}"]))
     settings = parse_config(commands.call(["scontrol", "show", "config"]))
     return Facts(groups, settings, mpi_types())
 
@@ -138,11 +141,13 @@ def profile(facts: Facts) -> dict[str, Any]:
                 per_node = max(per_node, group.gpus[site_name])
         entry: dict[str, Any] = {"slurm": site_name, "per_node": per_node, "nodes": max(best.values())}
         if default not in best:
-            # The default partition does not have it: the smallest partition that has all of them does.
+            # The default partition does not have it. Of partitions that have all of them one with a short time limit is for tests,
+            # and of equal ones the smallest has the fewest other nodes.
             sizes = Counter({group.partition: 0 for group in facts.groups})
             for group in facts.groups:
                 sizes[group.partition] += group.nodes
-            entry["partition"] = min(best, key=lambda each: (-best[each], sizes[each], each))
+            longest = {group.partition: _minutes(group.time) for group in facts.groups}
+            entry["partition"] = min(best, key=lambda each: (-best[each], -longest[each], sizes[each], each))
         gpus[_short(site_name, gpus)] = entry
     if gpus:
         values["gpus"] = gpus
@@ -227,6 +232,14 @@ def _short(site_name: str, taken: Mapping[str, Any]) -> str:
     match = _SHORT.search(site_name.lower())
     short = match[1] if match else site_name
     return site_name if short in taken else short
+
+
+def _minutes(limit: str) -> float:
+    """A partition's time limit; it may be "infinite"."""
+    try:
+        return minutes(limit)
+    except ValueError:
+        return math.inf
 
 
 def _number(text: str) -> int:

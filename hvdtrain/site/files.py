@@ -16,6 +16,8 @@ from hvdtrain.site.profile import Container, Gpu, Limits, Requeue, Site
 
 SETTINGS_FILE = "hvdtrain.toml"
 TABLE = "site"
+#: Origin of what the cluster says of itself.
+DETECTED = "detected"
 _MODELS: Mapping[str, type[Any]] = {"gpus": Gpu, "container": Container, "requeue": Requeue, "limits": Limits}
 
 
@@ -70,14 +72,20 @@ def layers(directory: Path, given: str | None) -> list[Layer]:
 def combine(parts: Sequence[Layer]) -> Profile:
     """The profile that the layers make, later ones winning key by key; lists are replaced, not joined.
 
+    A `partition` that somebody names also wins over those of GPU types that were detected.
+
     Raises:
         UserError: an unknown key (names the nearest), or a value that is not legal there.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    # The partition that somebody names goes before those in which GPU types were found.
+    named = any("partition" in part.values for part in parts if part.origin != DETECTED)
     for part in parts:
         for path, value in _leaves(part.values):
             _check_key(path, part.origin)
+            if named and part.origin == DETECTED and path[0] == "gpus" and path[-1] == "partition":
+                continue
             origins[".".join(path)] = part.origin
             _put(merged, path, value)
     try:

@@ -115,7 +115,7 @@ class Slurm:
         name = next((name for name, each in site.gpus.items() if each is gpu), "")
         key = "nodes" if gpu.nodes is None else f"gpus.{name}.nodes"
         nodes, partition = gpu.nodes or site.nodes, gpu.partition or site.partition
-        if self.facts is None or partition is None or self.profile.origins.get(key) != "detected":
+        if self.facts is None or partition is None or self.profile.origins.get(key) != files.DETECTED:
             return nodes
         # None at all: whatever is wrong with the partition, SLURM says.
         return detect.nodes_in(self.facts.groups, partition, with_gpus=with_gpus, gpu_type=gpu.slurm) or nodes
@@ -235,7 +235,7 @@ class Slurm:
         for name in (*_OPTIONS, "container"):
             if getattr(given, name) == "":
                 raise UserError(f'--{name} "": give a value, or leave the option out')
-        detected = [] if self.facts is None else [Layer("detected", detect.profile(self.facts))]
+        detected = [] if self.facts is None else [Layer(files.DETECTED, detect.profile(self.facts))]
         typed: dict[str, Any] = {
             key: getattr(given, name) for name, key in _OPTIONS.items() if getattr(given, name) is not None
         }

@@ -9,7 +9,7 @@ import pytest
 from hvdtrain.errors import UserError
 from hvdtrain.site import commands, detect
 from hvdtrain.site.detect import Facts
-from hvdtrain.submit import options
+from hvdtrain.submit import batch_script, options
 from hvdtrain.submit.slurm import Slurm
 
 #: As printed by sinfo: nodes of a partition differ in memory, so they are two lines.
@@ -30,11 +30,16 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def nodes(monkeypatch: pytest.MonkeyPatch, sinfo: str, gpus: int, *words: str, gpu_type: str | None = None) -> int:
-    """Nodes of so many ranks on such a cluster."""
+def cluster(monkeypatch: pytest.MonkeyPatch, sinfo: str, *words: str) -> Slurm:
+    """The transport to such a cluster, for such a request."""
     monkeypatch.setattr(commands, "present", lambda: True)
     monkeypatch.setattr(detect, "look", lambda: Facts(detect.parse_sinfo(sinfo)))
-    return Slurm(options.parse(["--gpus", str(gpus), *words])).shape(gpus, gpu_type).nodes
+    return Slurm(options.parse(["--gpus", "1", *words]))
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, sinfo: str, gpus: int, *words: str, gpu_type: str | None = None) -> int:
+    """Nodes of so many ranks on such a cluster."""
+    return cluster(monkeypatch, sinfo, *words).shape(gpus, gpu_type).nodes
 
 
 @pytest.mark.parametrize("partition", ["compute", "debug,compute", "compute, debug"])
@@ -66,6 +71,25 @@ def test_what_the_profile_says_stays(monkeypatch: pytest.MonkeyPatch, room: Path
 
 
 @pytest.mark.parametrize(
+    ("lines", "words", "partition"),
+    [
+        ("", [], "old"),  # the one that has most of them
+        ('[site]\npartition = "mine"\n', [], "mine"),
+        ('[site.gpus.v100]\npartition = "mine"\n', [], "mine"),
+        ('[site]\npartition = "yours"\n[site.gpus.v100]\npartition = "mine"\n', [], "mine"),
+        ('[site]\npartition = "mine"\n', ["--partition", "compute"], "compute"),
+    ],
+)
+def test_a_partition_that_somebody_names_goes_before_the_one_that_is_found(
+    monkeypatch: pytest.MonkeyPatch, room: Path, lines: str, words: list[str], partition: str
+) -> None:
+    (room / "hvdtrain.toml").write_text(lines)
+    slurm = cluster(monkeypatch, GPUS, *words)
+    asked = batch_script.resources(slurm.shape(4, "v100"), slurm.site, "v100")
+    assert dict(asked)["partition"] == partition
+
+
+@pytest.mark.parametrize(
     ("words", "gpu_type", "most"),
     [
         ([], "a100", 20),
@@ -92,6 +116,7 @@ def test_nodes_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     def call(argv: list[str], seconds: float = 0.0) -> str:
         if argv[0] != "sinfo":
             return ""
+        assert "--all" not in argv, "it lists what this user may not see or use"
         exact = "1|all*|32|64000|1-0|x|(null)\n2|all*|128|256000|1-0|x|(null)\n"
         return exact if "--exact" in argv else "3|all*|32+|64000+|1-0|x|(null)\n"
 

@@ -33,7 +33,7 @@ def test_what_a_cluster_says() -> None:
     site = combine([Layer("detected", detect.profile(ALPS))]).site
     assert (site.name, site.cpu_bind, site.pmix, site.limits.array_size) == ("alps", "cores", "pmix_v5", 100)
     assert site.gpus["a100"].model_dump(exclude_none=True) == {
-        "slurm": "nvidia_a100_80gb", "partition": "devel", "per_node": 4, "nodes": 4,
+        "slurm": "nvidia_a100_80gb", "partition": "gpu", "per_node": 4, "nodes": 4,
     }  # fmt: skip
     assert site.gpus["v100"].partition == "gpu"
     assert site.gpus["v100"].nodes == 2
