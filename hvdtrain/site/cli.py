@@ -87,5 +87,6 @@ _HEADING = """\
 # Site profile of {name}, as SLURM describes it. Add what it cannot know, such as
 #   account = "..."   time = "4:00:00"   modules = ["cuda/12.4"]   interface = "ib0"
 # Keys of a table go below the table's heading, all others above the first heading. Delete what you do not want to fix,
-# above all nodes: it would hold for every partition, while what is not said here is looked up.
+# above all nodes, per_node, gpus_per_node and cpus_per_task: they would hold for every partition, while what is not said
+# here is looked up.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.site import commands
+from hvdtrain.site.rooms import Room, is_slice, rooms
 from hvdtrain.site.times import minutes
 
 #: Short names that people use, in the order in which they are looked for in a site's own name.
@@ -126,41 +126,28 @@ def profile(facts: Facts) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if name := facts.settings.get("ClusterName"):
         values["name"] = name
-    typed = Counter(name for group in facts.groups for name in group.gpus)
-    # A node stands in several partitions; the partition with most nodes of a type counts them once.
-    gpus: dict[str, dict[str, Any]] = {}
     default = next((group.partition for group in facts.groups if group.default), None)
-    for site_name in typed:
-        if not site_name:
-            continue
-        best: dict[str, int] = {}
-        per_node = 0
-        for group in facts.groups:
-            if site_name in group.gpus:
-                best[group.partition] = best.get(group.partition, 0) + group.nodes
-                per_node = max(per_node, group.gpus[site_name])
-        entry: dict[str, Any] = {"slurm": site_name, "per_node": per_node, "nodes": max(best.values())}
-        if default not in best:
-            # The default partition does not have it. Of partitions that have all of them one with a short time limit is for tests,
-            # and of equal ones the smallest has the fewest other nodes.
-            sizes = Counter({group.partition: 0 for group in facts.groups})
-            for group in facts.groups:
-                sizes[group.partition] += group.nodes
-            longest = {group.partition: _minutes(group.time) for group in facts.groups}
-            entry["partition"] = min(best, key=lambda each: (-best[each], -longest[each], sizes[each], each))
-        gpus[_short(site_name, gpus)] = entry
+    gpus = {}
+    for site_name, name in _short_names(facts.groups).items():
+        found = rooms(facts.groups, site_name)
+        # A node stands in several partitions; the partition with most nodes of a type counts them once.
+        best = (
+            default
+            if default in found
+            else min(found, key=lambda each: _far_from_best(found[each], each, facts.groups))
+        )
+        gpus[name] = {"slurm": site_name, "per_node": found[best].per_node, "nodes": found[best].nodes}
+        if best != default:
+            gpus[name]["partition"] = best
     if gpus:
         values["gpus"] = gpus
-    with_gpus = [group for group in facts.groups if group.gpus]
-    groups = with_gpus or list(facts.groups)
-    if groups:
-        values["nodes"] = _nodes(groups, default)
-    if with_gpus:
-        values["gpus_per_node"] = max(sum(group.gpus.values()) for group in with_gpus)
-        # A rank's fair share: with SLURM's own default of one core, reading data would hold the GPU up.
-        values["cpus_per_task"] = max(1, min(group.cpus // sum(group.gpus.values()) for group in with_gpus))
-    elif groups:
-        values["ranks_per_node"] = max(1, min(group.cpus for group in groups))
+    if found := rooms(facts.groups):
+        # Of the default partition, or of the largest.
+        home = found[default] if default in found else max(found.values(), key=lambda each: each.nodes)
+        values["nodes"] = home.nodes
+        values["gpus_per_node" if home.cpus else "ranks_per_node"] = home.per_node
+        if home.cpus:
+            values["cpus_per_task"] = home.cpus
     if (size := _number(facts.settings.get("MaxArraySize", ""))) > 1:
         values["limits"] = {"array_size": size - 1}
     elif "MaxArraySize" in facts.settings:
@@ -177,24 +164,12 @@ def profile(facts: Facts) -> dict[str, Any]:
     return values
 
 
-def _nodes(groups: Sequence[Group], default: str | None) -> int:
-    """Nodes of the default partition, or of the largest; a node may stand in several."""
-    counted: Counter[str] = Counter()
-    for group in groups:
-        counted[group.partition] += group.nodes
-    return counted[default] if default is not None and default in counted else max(counted.values())
-
-
-def nodes_in(groups: Sequence[Group], partitions: str, *, with_gpus: bool, gpu_type: str | None = None) -> int:
-    """Nodes that one job may have in `partitions`, as sbatch takes them: of several names the one with most, for SLURM picks one.
-
-    `gpu_type` is the site's own name. 0 when no such partition has such nodes.
-    """
-    counted: Counter[str] = Counter()
-    for group in groups:
-        if (gpu_type in group.gpus) if gpu_type else (group.gpus or not with_gpus):
-            counted[group.partition] += group.nodes
-    return max((counted[name.strip()] for name in partitions.split(",")), default=0)
+def _far_from_best(room: Room, partition: str, groups: Sequence[Group]) -> tuple[float, ...]:
+    """Sorts the partitions that have a GPU type when the default one has it not; the first is where its jobs go."""
+    own = [group for group in groups if group.partition == partition]
+    # Of partitions that have all of them one with a short time limit is for trying out; of equal ones the smallest has the fewest
+    # other nodes.
+    return (-room.nodes, -max(_minutes(group.time) for group in own), sum(group.nodes for group in own))
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
@@ -227,11 +202,15 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _short(site_name: str, taken: Mapping[str, Any]) -> str:
-    """`a100` for `nvidia_a100_80gb`; the site's own name when nothing shorter is known, or it is taken."""
-    match = _SHORT.search(site_name.lower())
-    short = match[1] if match else site_name
-    return site_name if short in taken else short
+def _short_names(groups: Sequence[Group]) -> dict[str, str]:
+    """How people call a site's GPU types: `a100` for `nvidia_a100_80gb`, unless more than one would be called so.
+
+    A slice of a GPU has the site's own name: whoever asks for an `a100` wants a whole one.
+    """
+    names = dict.fromkeys(name for group in groups for name in group.gpus if name)
+    found = {name: None if is_slice(name) else _SHORT.search(name.lower()) for name in names}
+    short = {name: match[1] if match else name for name, match in found.items()}
+    return {name: name if [*short.values()].count(each) > 1 else each for name, each in short.items()}
 
 
 def _minutes(limit: str) -> float:

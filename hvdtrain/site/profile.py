@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from hvdtrain.errors import UserError, nearest
+from hvdtrain.site.rooms import is_slice
 from hvdtrain.site.times import minutes
 
 Policy = Literal["preempted", "timeout"]
@@ -132,7 +133,7 @@ class Site(_Strict):
         return [text.lstrip("-") for text in value]
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU type that the user calls `name`; a word that the site's own name for it contains will do.
+        """The GPU type that the user calls `name`; a word that the site's own name for it contains will do, unless it is a slice.
 
         Raises:
             UserError: the site has no such type; names the nearest.
@@ -142,11 +143,8 @@ class Site(_Strict):
         for key, entry in self.gpus.items():
             if entry.slurm == name or key.lower() == name.lower():
                 return entry
-        parts = [
-            key
-            for key, entry in self.gpus.items()
-            if name.lower() in re.split(r"[^a-z0-9]+", (entry.slurm or key).lower())
-        ]
+        whole = {key: text for key, entry in self.gpus.items() if not is_slice(text := entry.slurm or key)}
+        parts = [key for key, text in whole.items() if name.lower() in re.split(r"[^a-z0-9]+", text.lower())]
         if len(parts) == 1:
             return self.gpus[parts[0]]
         legal = ", ".join(self.gpus) or "none: the site profile names no GPU types"

@@ -17,11 +17,12 @@ from hvdtrain.launch import choice
 from hvdtrain.site import commands, detect, files
 from hvdtrain.site.commands import SlurmError
 from hvdtrain.site.files import Layer, Profile
-from hvdtrain.site.profile import Gpu, Site
+from hvdtrain.site.profile import Site
 from hvdtrain.site.times import minutes
 from hvdtrain.submit import batch_script, batches, limits, queue, sbatch, submissions, values, watch
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
+from hvdtrain.submit.nodes import nodes_for
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
 from hvdtrain.submit.study import Known, Plan, keep, write_cell
@@ -92,37 +93,29 @@ class Slurm:
 
     def shape(self, gpus: int, gpu_type: str | None = None) -> Shape:
         """How so many ranks lie on this cluster's nodes."""
-        site = self.site
-        gpu = Gpu() if gpu_type is None else site.gpu(gpu_type)
-        with_gpus = bool(site.gpus or site.gpus_per_node) or self.facts is None
-        per_node = gpu.per_node or site.gpus_per_node or (None if with_gpus else site.ranks_per_node)
+        nodes = nodes_for(self.profile, self.facts, gpu_type)
+        per_node = nodes.per_node
         if self._per_node is not None:
             if per_node is not None and self._per_node > per_node:
                 raise UserError(
                     f"--gpus-per-node {self._per_node}: nodes here have {per_node}; nearest: --gpus-per-node {per_node}"
                 )
             per_node = self._per_node
-        nodes = self._nodes(gpu, with_gpus)
         shape = place(
-            gpus, per_node=per_node, nodes=nodes, most=site.limits.gpus, with_gpus=with_gpus, what=gpu_type or ""
+            gpus,
+            per_node=per_node,
+            nodes=nodes.number,
+            sizes=nodes.sizes,
+            most=self.site.limits.gpus,
+            with_gpus=nodes.with_gpus,
+            what=gpu_type or "",
         )
-        self._check_cores(shape, gpu.slurm)
+        self._check_cores(shape, None if gpu_type is None else self.site.gpu(gpu_type).slurm, nodes.cpus_per_task)
         return shape
 
-    def _nodes(self, gpu: Gpu, with_gpus: bool) -> int | None:
-        """Nodes that one job may have. What was detected is the default partition's, and another one may be asked for."""
-        site = self.site
-        name = next((name for name, each in site.gpus.items() if each is gpu), "")
-        key = "nodes" if gpu.nodes is None else f"gpus.{name}.nodes"
-        nodes, partition = gpu.nodes or site.nodes, gpu.partition or site.partition
-        if self.facts is None or partition is None or self.profile.origins.get(key) != files.DETECTED:
-            return nodes
-        # None at all: whatever is wrong with the partition, SLURM says.
-        return detect.nodes_in(self.facts.groups, partition, with_gpus=with_gpus, gpu_type=gpu.slurm) or nodes
-
-    def _check_cores(self, shape: Shape, slurm_type: str | None) -> None:
+    def _check_cores(self, shape: Shape, slurm_type: str | None, each: int | None) -> None:
         """SLURM may take a job that no node of the cluster can ever run, and let it wait."""
-        each, tasks = self.site.cpus_per_task, shape.tasks_per_node
+        tasks = shape.tasks_per_node
         groups = self.facts.groups if self.facts is not None else []
         most = max((group.cpus for group in groups if slurm_type is None or slurm_type in group.gpus), default=0)
         if each is None or not most or each * tasks <= most:
@@ -147,7 +140,8 @@ class Slurm:
         for text in (where.folder, where.directory, cell.job):
             if "\n" in str(text):
                 raise UserError(f"{str(text)!r}: sbatch cannot take a path with a line break in it; rename the folder")
-        return batch_script.render(cell, self.site, where)
+        cpus = nodes_for(self.profile, self.facts, cell.gpu_type).cpus_per_task
+        return batch_script.render(cell, self.site.model_copy(update={"cpus_per_task": cpus}), where)
 
     def more_scripts(self, cells: list[Cell], request: Request) -> list[tuple[str, str]]:
         """What else --dry-run prints: the scripts of arrays, with where they are written."""

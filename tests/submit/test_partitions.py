@@ -9,7 +9,8 @@ import pytest
 from hvdtrain.errors import UserError
 from hvdtrain.site import commands, detect
 from hvdtrain.site.detect import Facts
-from hvdtrain.submit import batch_script, options
+from hvdtrain.submit import batch_script, options, request
+from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.slurm import Slurm
 
 #: As printed by sinfo: nodes of a partition differ in memory, so they are two lines.
@@ -92,14 +93,14 @@ def test_a_partition_that_somebody_names_goes_before_the_one_that_is_found(
 @pytest.mark.parametrize(
     ("words", "gpu_type", "most"),
     [
-        ([], "a100", 20),
+        ([], "a100", 2),
+        (["--partition", "compute"], "a100", 20),
         (["--partition", "debug"], "a100", 2),
         (["--partition", "compute"], "v100", 8),
         (["--partition", "compute"], None, 28),
         (["--partition", "debug,old"], "v100", 9),
-        # What is wrong with these SLURM says in its own words.
+        # What is wrong with it SLURM says in its own words.
         (["--partition", "cpu"], "v100", 9),
-        (["--partition", "nowhere"], None, 2),
     ],
 )
 def test_nodes_with_the_gpus_that_are_asked_for(
@@ -108,6 +109,72 @@ def test_nodes_with_the_gpus_that_are_asked_for(
     assert nodes(monkeypatch, GPUS, 4 * most, *words, gpu_type=gpu_type) == most
     with pytest.raises(UserError, match=f"{most} nodes? with 4 each"):
         nodes(monkeypatch, GPUS, 4 * most + 4, *words, gpu_type=gpu_type)
+
+
+@pytest.mark.parametrize("partition", ["hidden", "hidden,secret"])
+def test_a_partition_that_sinfo_does_not_show_may_have_any_number(
+    monkeypatch: pytest.MonkeyPatch, partition: str
+) -> None:
+    assert nodes(monkeypatch, GPUS, 400, "--partition", partition) == 100
+
+
+#: Nodes differ in their GPUs, from one partition to another and within one.
+MIXED = """\
+10|gpu4*|32|64000|1-0|x|gpu:v100:4
+2|gpu8|96|64000|1-0|x|gpu:v100:8
+10|both|32|64000|1-0|x|gpu:v100:4
+2|both|96|64000|1-0|x|gpu:v100:8
+1|test|4|64000|1-0|x|gpu:v100:2
+6|cpu|16|64000|1-0|x|(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "expected"),
+    [
+        (8, [], Shape(2, 4, 4)),
+        (8, ["--partition", "gpu4"], Shape(2, 4, 4)),
+        (8, ["--partition", "gpu8"], Shape(1, 8, 8)),
+        (16, ["--partition", "both"], Shape(2, 8, 8)),
+        # Two nodes have eight, and twelve have at least four.
+        (32, ["--partition", "both"], Shape(8, 4, 4)),
+        (4, ["--partition", "test"], None),
+        (16, ["--partition", "both", "--gpus-per-node", "4"], Shape(4, 4, 4)),
+    ],
+)
+@pytest.mark.parametrize("gpu_type", [None, "v100"])
+def test_nodes_that_a_partition_has(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, words: list[str], expected: Shape | None, gpu_type: str | None
+) -> None:
+    slurm = cluster(monkeypatch, MIXED, *words)
+    if expected is not None:
+        assert slurm.shape(gpus, gpu_type) == expected
+    else:
+        with pytest.raises(UserError, match=r"there are 2 GPUs.*: 1 node with 2 each"):
+            slurm.shape(gpus, gpu_type)
+
+
+def test_what_a_mixed_partition_has_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = cluster(monkeypatch, MIXED, "--partition", "both")
+    with pytest.raises(UserError, match="there are 56 GPUs: 10 nodes with 4 each, 2 nodes with 8 each; nearest"):
+        slurm.shape(64)
+    with pytest.raises(UserError, match="51 ranks cannot lie evenly on at most 12 nodes with 4 or 8 GPUs each"):
+        slurm.shape(51)
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus"),
+    [([], 8), (["--partition", "gpu8"], 12), (["--partition", "both"], 8), (["--partition", "test"], 2)],
+)
+def test_cores_of_a_rank_are_its_share_of_the_nodes_that_it_goes_to(
+    monkeypatch: pytest.MonkeyPatch, room: Path, words: list[str], cpus: int
+) -> None:
+    (room / "toy.py").touch()
+    given = options.parse(["--job", "toy.py", "--gpus", "2", *words])
+    slurm = cluster(monkeypatch, MIXED, *words)
+    cell = Cell("n2", "toy", "toy.py", "toy", 2, slurm.shape(2, "v100"), "gloo", "slurm", gpu_type="v100")
+    script = slurm.script(cell, request.read(given, "slurm", room))
+    assert batch_script.value(script, "cpus-per-task") == str(cpus)
 
 
 def test_nodes_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

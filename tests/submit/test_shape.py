@@ -49,6 +49,14 @@ def test_impossible_numbers(gpus: int, nodes: int, message: str) -> None:
     assert message.replace(", nearest", "; nearest") in str(caught.value)
 
 
+def test_nodes_of_several_sizes() -> None:
+    sizes = {4: 10, 8: 2}
+    assert place(16, per_node=8, sizes=sizes) == Shape(2, 8, 8)
+    assert place(32, per_node=8, sizes=sizes) == Shape(8, 4, 4)
+    with pytest.raises(UserError, match="there are 48 GPUs: 12 nodes with 4 each"):
+        place(56, per_node=4, sizes=sizes)
+
+
 def test_the_most_of_one_job() -> None:
     with pytest.raises(UserError, match=r"one job may have 8 GPUs here .*; nearest that fit: 8"):
         place(16, per_node=4, nodes=64, most=8)

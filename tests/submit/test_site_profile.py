@@ -150,6 +150,33 @@ def test_gpu_types_by_any_of_their_names(name: str) -> None:
     assert site.gpu(name).slurm == "nvidia_a100_80gb"
 
 
+@pytest.mark.parametrize(
+    ("gres", "names"),
+    [
+        (["nvidia_a100_80gb:4", "a100_1g.5gb:28"], {"a100": "nvidia_a100_80gb", "a100_1g.5gb": "a100_1g.5gb"}),
+        (["a100:4", "a100_1g.5gb:28"], {"a100": "a100", "a100_1g.5gb": "a100_1g.5gb"}),
+        (["a100_1g.5gb:28"], {"a100_1g.5gb": "a100_1g.5gb"}),
+        (["a100-pcie-40gb:2", "a100-sxm4-80gb:4"], {name: name for name in ("a100-pcie-40gb", "a100-sxm4-80gb")}),
+        (["a100:4", "nvidia_a100_80gb:4"], {"a100": "a100", "nvidia_a100_80gb": "nvidia_a100_80gb"}),
+    ],
+)
+def test_a_short_name_is_that_of_one_whole_gpu(gres: list[str], names: dict[str, str]) -> None:
+    for order in (gres, gres[::-1]):
+        lines = "".join(f"2|gpu*|64|256000|1-0|x|gpu:{each}\n" for each in order)
+        site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(lines))))]).site
+        assert {name: gpu.slurm for name, gpu in site.gpus.items()} == names
+        if "a100" not in names:
+            with pytest.raises(UserError, match=r"(?s)the types here are .*a100"):
+                site.gpu("a100")
+
+
+def test_slices_of_gpus_are_no_gpus_to_count() -> None:
+    lines = "2|gpu*|64|1|1-0|x|gpu:a100:4\n1|gpu*|64|1|1-0|x|gpu:a100:3,gpu:a100_1g.5gb:7\n1|gpu*|64|1|1-0|x|gpu:a100_1g.5gb:28\n"
+    site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(lines))))]).site
+    assert (site.gpus_per_node, site.nodes, site.cpus_per_task) == (4, 3, 16)
+    assert site.gpus["a100_1g.5gb"].per_node == 28
+
+
 def test_a_gpu_type_that_the_site_has_not() -> None:
     site = combine([Layer("detected", detect.profile(ALPS))]).site
     with pytest.raises(UserError, match=r'--gpu-type "a1000": the types here are a100, v100; did you mean "a100"'):
