@@ -72,19 +72,18 @@ def layers(directory: Path, given: str | None) -> list[Layer]:
 def combine(parts: Sequence[Layer]) -> Profile:
     """The profile that the layers make, later ones winning key by key; lists are replaced, not joined.
 
-    A `partition` that somebody names also wins over those of GPU types that were detected.
+    A layer's `partition` also wins over those that weaker layers have for GPU types: who names one wants to be there.
 
     Raises:
         UserError: an unknown key (names the nearest), or a value that is not legal there.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    # The partition that somebody names goes before those in which GPU types were found.
-    named = any("partition" in part.values for part in parts if part.origin != DETECTED)
-    for part in parts:
+    named = max((number for number, part in enumerate(parts) if "partition" in part.values), default=0)
+    for number, part in enumerate(parts):
         for path, value in _leaves(part.values):
             _check_key(path, part.origin)
-            if named and part.origin == DETECTED and path[0] == "gpus" and path[-1] == "partition":
+            if number < named and path[0] == "gpus" and path[-1] == "partition":
                 continue
             origins[".".join(path)] = part.origin
             _put(merged, path, value)

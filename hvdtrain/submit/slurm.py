@@ -247,9 +247,6 @@ class Slurm:
         if given.container is not None and site.container.kind == "none":
             kind = "apptainer"
             site = site.model_copy(update={"container": site.container.model_copy(update={"kind": kind})})
-        if given.partition is not None:  # asked for by name, it goes before the one that a GPU type is usually found in
-            gpus = {name: gpu.model_copy(update={"partition": None}) for name, gpu in site.gpus.items()}
-            site = site.model_copy(update={"gpus": gpus})
         return replace(profile, site=site)
 
     def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:

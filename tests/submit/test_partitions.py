@@ -79,11 +79,16 @@ def test_what_the_profile_says_stays(monkeypatch: pytest.MonkeyPatch, room: Path
         ('[site.gpus.v100]\npartition = "mine"\n', [], "mine"),
         ('[site]\npartition = "yours"\n[site.gpus.v100]\npartition = "mine"\n', [], "mine"),
         ('[site]\npartition = "mine"\n', ["--partition", "compute"], "compute"),
+        ('[site.gpus.v100]\npartition = "mine"\n', ["--partition", "compute"], "compute"),
     ],
 )
 def test_a_partition_that_somebody_names_goes_before_the_one_that_is_found(
     monkeypatch: pytest.MonkeyPatch, room: Path, lines: str, words: list[str], partition: str
 ) -> None:
+    # As `hvdtrain site detect --write` leaves it.
+    (room / "config" / "hvdtrain").mkdir(parents=True)
+    written = detect.profile(Facts(detect.parse_sinfo(GPUS)))
+    (room / "config" / "hvdtrain" / "site.toml").write_text(detect.to_toml(written))
     (room / "hvdtrain.toml").write_text(lines)
     slurm = cluster(monkeypatch, GPUS, *words)
     asked = batch_script.resources(slurm.shape(4, "v100"), slurm.site, "v100")
