@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from hvdtrain.errors import UserError
+from hvdtrain.world import World, choose_device
 
 #: A healthy driver answers within a second or two; a broken one can hang for ever.
 _SMI_SECONDS = 20.0
@@ -77,6 +78,19 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 def _names_a_gpu(name: str, present: int) -> bool:
     return int(name) < present if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
+
+
+def keep_own_slice(world: World, environ: MutableMapping[str, str]) -> None:
+    """Hide the parts of GPUs (MIG) of a node's other ranks from this one, before it uses CUDA.
+
+    SLURM shows every rank those of all ranks of its node, and of several CUDA gives a process only the first.
+
+    Raises:
+        UserError: they are not as many as ranks on this node.
+    """
+    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if world.local_size > 1 and len(names) > 1 and all(name.startswith("MIG-") for name in names):
+        environ["CUDA_VISIBLE_DEVICES"] = names[int(choose_device(len(names), world).partition(":")[2])]
 
 
 #: Framework -> what to type for one that sees GPUs.

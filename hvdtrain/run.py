@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdtrain import gpus, late, launch, record, world
+from hvdtrain import gpus, late, launch, machine, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job = find_job(arguments.job)
         place = world.detect()
+        machine.keep_own_slice(place, os.environ)
         rank = place.rank
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

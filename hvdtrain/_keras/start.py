@@ -43,6 +43,7 @@ def init(strategy: str = "horovod") -> World:
         return launch.active.world
     _strategy = strategy
     place = worlds.detect()
+    machine.keep_own_slice(place, os.environ)
     seen = own.visible_gpus()
     machine.refuse_unseen_gpus(own.package, seen, os.environ)
     place = place.on(worlds.choose_device(seen, place))

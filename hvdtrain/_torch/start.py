@@ -44,6 +44,7 @@ def init(strategy: str = "horovod") -> World:
         return launch.active.world
     _strategy = strategy
     place = worlds.detect()
+    machine.keep_own_slice(place, os.environ)
     seen = torch.cuda.device_count()
     machine.refuse_unseen_gpus("torch", seen, os.environ)
     place = place.on(worlds.choose_device(seen, place))

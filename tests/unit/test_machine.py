@@ -12,6 +12,7 @@ import pytest
 from hvdtrain import machine
 from hvdtrain.errors import UserError
 from hvdtrain.machine import check_ranks, visible_gpus
+from hvdtrain.world import World
 
 TWO_GPUS = """#!/bin/sh
 test "$1" = -L || exit 9
@@ -66,6 +67,43 @@ def test_gpus_that_the_framework_does_not_see_are_no_cpus(tmp_path: Path) -> Non
     machine.refuse_unseen_gpus("torch", 0, {"PATH": str(tmp_path / "empty")})
     with pytest.raises(UserError, match=r"shows 2 GPUs.*tensorflow sees none.*pip install 'tensorflow\[and-cuda\]'"):
         machine.refuse_unseen_gpus("tensorflow", 0, environ)
+
+
+def rank(local_rank: int, local_size: int) -> World:
+    return World(local_rank, 4, local_rank, local_size, 0, 1, "n", "cpu", "gloo")
+
+
+@pytest.mark.parametrize(
+    ("shown", "local_rank", "local_size", "own"),
+    [
+        ("MIG-a,MIG-b", 0, 2, "MIG-a"),
+        ("MIG-a, MIG-b", 1, 2, "MIG-b"),
+        # One for each already, the only rank of its node, and whole GPUs, of which CUDA shows all.
+        ("MIG-b", 1, 2, "MIG-b"),
+        ("MIG-a,MIG-b", 0, 1, "MIG-a,MIG-b"),
+        ("0,1", 1, 2, "0,1"),
+        ("GPU-a,GPU-b", 1, 2, "GPU-a,GPU-b"),
+    ],
+)
+def test_ranks_of_a_node_take_different_slices_of_gpus(shown: str, local_rank: int, local_size: int, own: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": shown}
+    machine.keep_own_slice(rank(local_rank, local_size), environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": own}
+
+
+def test_fewer_slices_than_ranks_are_refused() -> None:
+    with pytest.raises(UserError, match="4 ranks on node n see 2 GPUs"):
+        machine.keep_own_slice(rank(3, 4), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+
+
+def test_a_job_sees_its_own_slice_before_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    parts = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    place = {f"HOROVOD_{name}": number for name, number in zip(parts, "121201", strict=True)}
+    environ = {**os.environ, **place, "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    command = [sys.executable, "-m", "hvdtrain.run", str(tmp_path / "job.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, "MIG-b\n"), done.stderr
 
 
 @pytest.mark.ranks
