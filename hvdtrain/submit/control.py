@@ -139,8 +139,8 @@ def _cancel(argv: Sequence[str]) -> int:
     folder = find_study(given.study)
     cells = _cells(folder, given.cells)
     _only_slurm(folder, cells, "press Ctrl-C where it was submitted")
-    views = look(folder, cells).cells
-    live = [view for view in views if view.status in LIVE and view.job is not None]
+    # A job may be in its last seconds when its cell has completed already.
+    live = [view for view in look(folder, cells, must_answer=True).cells if view.live and view.status != "completed"]
     if not live:
         print("nothing to cancel: no job of these cells waits or runs")
         return 0
@@ -187,11 +187,9 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
 
     study = Path(os.path.abspath(folder))
     with StudyLock(folder):
-        view = look(folder, cells)
-        for note in view.notes:
-            print(f"note: {note}", file=sys.stderr)
-        chosen = [each for each in view.cells if each.status in wanted]
-        others = [each for each in view.cells if each.status not in wanted]
+        views = look(folder, cells, must_answer=True).cells
+        chosen = [each for each in views if each.status in wanted and not each.live]
+        others = [each for each in views if each.status not in wanted or each.live]
         if given.cells and others:
             raise UserError(
                 "; ".join(f"{each.name} is {each.status}" for each in others) + f": {command} is for what {what}"

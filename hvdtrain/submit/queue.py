@@ -39,14 +39,16 @@ class Job:
 
     @property
     def live(self) -> bool:
-        """Whether it is still SLURM's business."""
-        return self.status in states.LIVE
+        """Whether it is still SLURM's business. In a state that is not known here it may be."""
+        return self.status in states.LIVE or self.status == "unknown"
 
     def why(self) -> str:
         """Why it waits or how it ended, for people."""
         if self.status in ("pending", "held", "starting"):
             when = f"; SLURM expects it to start at {self.start}" if self.start not in ("", "N/A", "Unknown") else ""
             return states.explain(self.reason) + when
+        if self.status == "unknown":
+            return f"SLURM's state {self.state} is not known here, so it may run"
         if self.live:
             return ""
         meaning = states.MEANINGS.get(self.state.split()[0] if self.state else "", "")

@@ -157,12 +157,19 @@ class Slurm:
         return found
 
     def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
-        """What is known of a study's cells, with what the queue says of them."""
+        """What is known of a study's cells, with what the queue says of them.
+
+        Raises:
+            SlurmError: SLURM does not answer, so nobody knows which of them wait or run.
+        """
         if not known or not (folder / "study.json").exists():  # without it nothing was handed over
             return known
-        views = look_at(folder, record.read_study(folder)).cells
+        views = look_at(folder, record.read_study(folder), must_answer=True).cells
         return {
-            view.name: replace(known[view.name], status=view.status)
+            # A job in a state that is not known here may run.
+            view.name: replace(
+                known[view.name], status="running" if view.live and view.status == "unknown" else view.status
+            )
             if view.job or view.status == "unknown"
             else known[view.name]
             for view in views

@@ -22,7 +22,7 @@ _UNFINISHED = ("preempted", "timeout")
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell, as `status` shows it. `why` says why it waits, or how it ended; `live` that SLURM is not done with its job."""
+    """One cell, as `status` shows it. `why` says why it waits, or how it ended; `live` that SLURM may not be done with its job."""
 
     record: CellRecord
     status: str
@@ -49,8 +49,12 @@ class StudyView:
     answered: bool = True
 
 
-def look(folder: Path, cells: Sequence[CellRecord]) -> StudyView:
-    """The cells of the study in `folder`. Asks SLURM only where cells were submitted to it: one squeue, one sacct."""
+def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False) -> StudyView:
+    """The cells of the study in `folder`. Asks SLURM only where cells were submitted to it: one squeue, one sacct.
+
+    Raises:
+        SlurmError: SLURM does not answer, and `must_answer`: what is recorded does not say which jobs wait or run.
+    """
     known = submissions.read(folder)
     in_use = any(cell.cell.get("cluster") == "local" for cell in cells) and lock.in_use(folder)
     if not known:
@@ -61,6 +65,11 @@ def look(folder: Path, cells: Sequence[CellRecord]) -> StudyView:
     try:
         jobs = queue.live_and_recent()
     except SlurmError as error:
+        if must_answer:
+            raise SlurmError(
+                f"{error}\nso it is not known which jobs of {folder} wait or run, and nothing was done: give the command again "
+                "when SLURM answers"
+            ) from error
         answered = False
         notes.append(f"{error}\nso this is what was recorded, not what SLURM knows")
     known = submissions.adopt(folder, known, jobs)
@@ -115,7 +124,7 @@ def bring_together(
         return CellView(cell, "unknown", why, number)
     told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start, live=job.live)
     if job.live:
-        if job.status == "running" and ours == "completed":  # its last seconds
+        if job.status in ("running", "unknown") and ours == "completed":  # its last seconds
             return dataclasses.replace(told, status="completed", why="")
         if job.status == "running" and ours is not None:
             return dataclasses.replace(told, why=f"ending: {reason}" if reason else "ending")

@@ -203,6 +203,8 @@ SUBMITTED = Submission("0001-n2.ab", "n2.ab", ("n2",), ("n2.ab",), "2026-01-01T1
         (None, "NODE_FAIL", "failed"),
         (None, "COMPLETED", "failed"),
         (None, "SOMETHING_NEW", "unknown"),
+        ("preempted", "SOMETHING_NEW", "unknown"),
+        ("completed", "SOMETHING_NEW", "completed"),
         ("completed", None, "completed"),
         (None, None, "unknown"),
     ],

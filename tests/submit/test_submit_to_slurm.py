@@ -1,0 +1,124 @@
+"""Submission, retry and cancel where SLURM is silent, refuses, or goes away in the middle; a stand-in for it, which can do that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hvdtrain import record
+from hvdtrain.site import commands
+from hvdtrain.site.commands import SlurmError
+from hvdtrain.submit import cli, control, sbatch
+from hvdtrain.submit.queue import Job
+
+SUBMIT = ["--cluster", "slurm", "--launcher", "gloo", "--study", "toy"]
+
+
+class Slurm:
+    """`jobs` is what squeue says, `silent` which programs do not answer, `accepts` how many more calls of sbatch it takes."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.silent: set[str] = set()
+        self.accepts = 100
+        self.cancelled: list[str] = []
+        self.submitted: list[str] = []
+        self._numbers = itertools.count(7)
+
+    def call(self, argv: Sequence[str], seconds: float = 60.0, *, times: str | None = None) -> str:
+        if argv[0] in self.silent:
+            raise SlurmError(f"{argv[0]} ended with status 1:\n  Unable to contact slurm controller (connect failure)")
+        if argv[0] == "scancel":
+            self.cancelled += argv[1:]
+            self.jobs = {number: job for number, job in self.jobs.items() if number not in argv}
+        if argv[0] == "squeue":
+            return "".join(f"{job.id}\t{job.name}\t{job.state}\t\tN/A\t0:00\t\tNone\n" for job in self.jobs.values())
+        return ""
+
+    def sbatch(self, script: str, name: str, words: Sequence[str]) -> str:
+        if len(self.submitted) == self.accepts:
+            raise sbatch.Refused(f"SLURM does not take the submission {name}:\n  no more today")
+        number = str(next(self._numbers))
+        self.jobs[number] = Job(number, "PENDING", name)
+        self.submitted.append(name)
+        return number
+
+    def state(self, number: str, state: str) -> None:
+        self.jobs[number] = Job(number, state, self.jobs[number].name)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """In a room of its own, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    found = Slurm()
+    monkeypatch.setattr(commands, "present", lambda: False)
+    monkeypatch.setattr(commands, "call", found.call)
+    monkeypatch.setattr(sbatch, "_through_submitit", found.sbatch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return found
+
+
+def ended(status: str, cell: str = "n2", **more: object) -> None:
+    record.write_json(Path("runs/toy") / cell / "result.json", {"status": status, "reason": "why", **more})
+
+
+# --- SLURM is silent ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("again", "result"), [("retry", None), ("resume", "preempted"), ("submit", "preempted"), ("submit", None)]
+)
+def test_nothing_is_submitted_while_nobody_says_what_runs(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str], again: str, result: str | None
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    if result is not None:
+        ended(result)
+    slurm.silent = {"squeue"}
+    call = {"retry": control.retry, "resume": control.resume, "submit": cli.main}[again]
+    words = [*SUBMIT, "--gpus", "2", "--retry-failed"] if again == "submit" else ["toy"]
+    with pytest.MonkeyPatch.context() as patch:
+        if again == "submit":  # which first asks whether there is a cluster
+            patch.setattr("hvdtrain.submit.slurm.Slurm.look", lambda self, request: [])
+        assert call(words) == 2
+    assert len(slurm.submitted) == 1
+    assert "Unable to contact slurm controller" in capsys.readouterr().err
+
+
+def test_cancel_does_not_say_that_nothing_runs_while_nobody_knows(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.silent = {"squeue"}
+    assert control.cancel(["toy"]) == 2
+    told = capsys.readouterr()
+    assert "nothing to cancel" not in told.out
+    assert "give the command again when SLURM answers" in told.err
+
+
+def test_a_job_in_a_state_that_is_not_known_may_run(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.state("7", "SOMETHING_NEW")
+    assert control.retry(["toy"]) == 0
+    assert cli.main([*SUBMIT, "--gpus", "2", "--retry-failed"]) == 0
+    told = capsys.readouterr().out
+    assert "nothing to retry: no cell failed" in told
+    assert "0 to run, 1 in the queue already" in told
+    assert len(slurm.submitted) == 1
+    ended("preempted")
+    assert control.resume(["toy"]) == 0
+    assert len(slurm.submitted) == 1
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == ["7"]
+
+
+def test_a_job_that_slurm_has_forgotten_is_tried_again(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.jobs.clear()
+    assert control.retry(["toy"]) == 0
+    assert len(slurm.submitted) == 2
