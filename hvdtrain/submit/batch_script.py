@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Directive = tuple[str, str | None]
 _PREFIX = "#SBATCH "
+#: What stands between Python and our own words.
+_LAUNCHER = " -m hvdtrain.launch.batch "
 #: Directives that tell one cell from another of equal shape; an array has its own.
 _OF_ONE_CELL = ("job-name", "output")
 
@@ -49,7 +51,7 @@ def render(cell: Cell, site: Site, place: Place) -> str:
     lines += preparation(site)
     lines.append(command(["cd", "--", str(place.directory)]))
     lines += exports({**variables(site), **site.environment, **cell.environment})
-    words = [place.python, "-m", "hvdtrain.launch.batch", "--run-dir", str(place.folder), *options(site, cell.launcher)]
+    words = [place.python, *_LAUNCHER.split(), "--run-dir", str(place.folder), *options(site, cell.launcher)]
     words += ["--job-name", place.job_name]
     words += [] if place.stall_timeout is None else ["--stall-timeout", f"{place.stall_timeout:g}"]
     words += container_words(site, [str(place.directory), str(place.folder.parent), str(PurePath(cell.job).parent)])
@@ -116,6 +118,13 @@ def value(script: str, name: str) -> str | None:
         if _name(text) == name:
             return "".join(shlex.split(text.partition("=")[2]))
     return None
+
+
+def argument(script: str, option: str) -> str | None:
+    """What a cell's script gives our launcher for an option, such as `--run-dir`; None when it does not."""
+    _, launcher, words = script.partition(_LAUNCHER)
+    given = shlex.split(words) if launcher else []
+    return given[given.index(option) + 1] if option in given else None
 
 
 # --- parts, shared with the scripts that come with the project -------------------------------------------------------

@@ -58,11 +58,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one attempt of a job was allocated: from the main row of sacct."""
+    """What one attempt of a job, called `name`, was allocated: from the main row of sacct."""
 
     gpus: int
     seconds: float
     energy_joules: float | None = None
+    name: str = ""
 
 
 def live_and_recent() -> dict[str, Job]:
@@ -149,7 +150,7 @@ def parse_sacct(text: str) -> tuple[dict[str, Job], dict[str, list[Usage]]]:
         seconds = float(elapsed) if elapsed.isdigit() else 0.0
         if seconds or start not in ("Unknown", "None", ""):
             joules = float(energy) if energy.isdigit() and int(energy) > 0 else None
-            usage.setdefault(number, []).append(Usage(gpus_of(tres), seconds, joules))
+            usage.setdefault(number, []).append(Usage(gpus_of(tres), seconds, joules, name))
     return jobs, usage
 
 

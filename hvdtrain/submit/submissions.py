@@ -34,7 +34,7 @@ class Submission:
         folder: name of its folder.
         name: the job's name, an array's own until a task starts.
         cells: in the order of the array's tasks.
-        names: the cells' own job names, which tasks take when they start.
+        names: the cells' own job names: what sbatch was given, and what they call themselves when they start.
         created: local time, before sbatch was called.
         job: its number; None until SLURM has answered.
         overrides: words that were given to sbatch beside the script.
@@ -54,6 +54,10 @@ class Submission:
     def array(self) -> bool:
         """Whether it is a job array."""
         return len(self.cells) > 1
+
+    def owns(self, name: str) -> bool:
+        """Whether a job of this name is of this submission. A number alone does not say: SLURM may have begun with 1 again."""
+        return name in (self.name, *self.names)
 
     def job_of(self, cell: str) -> str | None:
         """The id of one cell's job."""
@@ -89,7 +93,7 @@ def latest(submissions: Sequence[Submission]) -> dict[str, Submission]:
 def draft(study: Path, scripts: Mapping[str, str], number: int, parallel: int | None = None) -> tuple[Submission, str]:
     """The submission of these cells' scripts as the study's `number`-th, and the script for sbatch. Pure but for the clock."""
     cells = tuple(scripts)
-    names = tuple(batch_script.value(text, "job-name") or cell for cell, text in scripts.items())
+    names = [batch_script.value(text, "job-name") or cell for cell, text in scripts.items()]
     name = names[0] if len(cells) == 1 else job_name(study.name, study, cells)
     folder = f"{number:04d}-{name}"
     script = scripts[cells[0]]
@@ -97,7 +101,9 @@ def draft(study: Path, scripts: Mapping[str, str], number: int, parallel: int | 
         place = study / FOLDER / folder
         script = batch_script.render_array(list(scripts.values()), job_name=name, folder=place, parallel=parallel)
     created = datetime.datetime.now().isoformat(timespec="seconds")
-    return Submission(folder, name, cells, names, created), script
+    # The site may have sbatch given another name than the launcher takes.
+    own = [given for text in scripts.values() if (given := batch_script.argument(text, "--job-name")) is not None]
+    return Submission(folder, name, cells, tuple(dict.fromkeys([*names, *own])), created), script
 
 
 def next_number(study: Path) -> int:
@@ -153,7 +159,7 @@ def find(submission: Submission, jobs: Iterable[Job]) -> str | None:
     for job in jobs:
         number, underscore, _ = job.id.partition("_")
         # A job of one cell and a task of an array may have the same name.
-        if bool(underscore) == submission.array and job.name in (submission.name, *submission.names):
+        if bool(underscore) == submission.array and submission.owns(job.name):
             submitted = _moment(job.submitted)
             if job.live or (submitted is not None and submitted >= since):
                 return number

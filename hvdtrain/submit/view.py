@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -85,8 +86,7 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     views = []
     for cell in cells:
         submission = latest.get(cell.folder.name)
-        number = None if submission is None else submission.job_of(cell.folder.name)
-        job = None if number is None else _find(number, jobs, accounted)
+        job = _find(cell, submission, jobs, accounted)
         view = bring_together(cell, submission, job, in_use=in_use, answered=answered)
         running = job is not None and job.status == "running"
         views.append(dataclasses.replace(view, spent=_spent(cell, known, used, running)))
@@ -162,14 +162,17 @@ def _never_started(cell: CellRecord, job: Job) -> str:
     return f"it never started training ({job.why() or job.state}){seen}"
 
 
-def _find(number: str, jobs: Mapping[str, Job], accounted: Mapping[str, Job]) -> Job | None:
-    if number in jobs:
-        return jobs[number]
-    if number in accounted:
-        return accounted[number]
+def _find(
+    cell: CellRecord, submission: Submission | None, jobs: Mapping[str, Job], accounted: Mapping[str, Job]
+) -> Job | None:
+    """The job of a cell; None where it has none, or SLURM has forgotten it, though it may have given its number to another."""
+    if submission is None or (number := submission.job_of(cell.folder.name)) is None:
+        return None
     # Tasks of an array that wait in sacct are one row: 12_[0-3], 12_[5-7%2].
     array, underscore, _ = number.partition("_")
-    return next((job for key, job in accounted.items() if underscore and key.startswith(f"{array}_[")), None)
+    waiting = (job for key, job in accounted.items() if underscore and key.startswith(f"{array}_["))
+    found = itertools.chain((jobs.get(number), accounted.get(number)), waiting)
+    return next((job for job in found if job is not None and submission.owns(job.name)), None)
 
 
 def _is_lost(
@@ -177,9 +180,9 @@ def _is_lost(
 ) -> bool:
     """Whether a cell has no result although its job has ended."""
     submission = latest.get(cell.folder.name)
-    number = None if submission is None else submission.job_of(cell.folder.name)
-    job = None if number is None else _find(number, jobs, accounted)
-    return cell.result is None and number is not None and not (job is not None and job.live)
+    job = _find(cell, submission, jobs, accounted)
+    submitted = submission is not None and submission.job is not None
+    return cell.result is None and submitted and not (job is not None and job.live)
 
 
 def _seen_anew(cell: CellRecord) -> CellRecord:
@@ -202,8 +205,8 @@ def _spent(
     cell: CellRecord, known: Sequence[Submission], used: Mapping[str, list[queue.Usage]], running: bool
 ) -> Spent:
     name = cell.folder.name
-    numbers = [submission.job_of(name) for submission in known if name in submission.cells]
-    rows = [row for number in numbers if number is not None for row in used.get(number, [])]
+    mine = [(submission.job_of(name), submission) for submission in known if name in submission.cells]
+    rows = [row for number, own in mine if number is not None for row in used.get(number, []) if own.owns(row.name)]
     if rows:
         return usage.from_accounting(rows, int(cell.cell.get("gpus") or 1))
     return usage.estimate(cell, time.time() if running else None)

@@ -88,6 +88,7 @@ def test_every_attempt_counts_once() -> None:
     jobs, used = queue.parse_sacct(SACCT)
     assert jobs["12_0"].status == "completed"
     assert [(row.gpus, row.seconds, row.energy_joules) for row in used["12_0"]] == [(2, 42, None), (2, 20, 7200)]
+    assert {row.name for row in used["12_0"]} == {"n2"}
     assert "17" not in used
     spent = usage.from_accounting(used["12_0"], 2)
     assert (spent.gpu_hours, spent.estimated, spent.joules) == (2 * 62 / 3600, False, 7200)

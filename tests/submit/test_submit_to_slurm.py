@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from hvdtrain import record
 from hvdtrain.site import commands
 from hvdtrain.site.commands import SlurmError
-from hvdtrain.submit import cli, control, sbatch
+from hvdtrain.submit import cli, control, sbatch, status
 from hvdtrain.submit.queue import Job
+from hvdtrain.submit.view import look
 
 SUBMIT = ["--cluster", "slurm", "--launcher", "gloo", "--study", "toy"]
 
@@ -122,3 +125,31 @@ def test_a_job_that_slurm_has_forgotten_is_tried_again(slurm: Slurm) -> None:
     slurm.jobs.clear()
     assert control.retry(["toy"]) == 0
     assert len(slurm.submitted) == 2
+
+
+# --- numbers that SLURM has given to other jobs since -------------------------------------------------------------
+
+
+def test_a_number_that_is_another_job_s_now(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended("failed")
+    slurm.jobs["7"] = Job("7", "RUNNING", "other.zz")
+    assert status.main(["toy"]) == 0
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == []
+    told = capsys.readouterr().out
+    assert re.search(r"^n2 +failed +7 ", told, re.MULTILINE)
+    assert "nothing to cancel" in told
+
+
+def test_a_job_is_ours_under_the_name_that_it_gives_itself(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "hvdtrain.toml").write_text('[site]\ndirectives = ["--job-name=night"]\n')
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    assert slurm.submitted == ["night"]
+    script = Path("runs/toy/n2/script.sh").read_text()
+    own = shlex.split(script)[shlex.split(script).index("--job-name") + 1]
+    assert own.startswith("n2.")
+    for name, live in (("night", True), (own, True), ("n2.xx", False)):
+        slurm.jobs["7"] = Job("7", "RUNNING", name)
+        (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
+        assert seen.live is live, name
