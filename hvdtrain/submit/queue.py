@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ def live_and_recent() -> dict[str, Job]:
     Raises:
         SlurmError: the controller does not answer.
     """
-    argv = ["squeue", "--noheader", "--array", "--all", "--states=all", f"--user={_user()}", f"--format={_SQUEUE}"]
+    argv = ["squeue", "--noheader", "--array", "--all", "--states=all", f"--user={os.getuid()}", f"--format={_SQUEUE}"]
     return parse_squeue(commands.call(argv))
 
 
@@ -169,10 +168,3 @@ def gpus_of(tres: str) -> int:
 def tasks_of(jobs: Mapping[str, Job], number: str) -> Sequence[Job]:
     """The job with this number and the tasks of it, if it is an array."""
     return [job for key, job in jobs.items() if key == number or key.startswith(f"{number}_")]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())  # a container without a user database; squeue takes numbers too

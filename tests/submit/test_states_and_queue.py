@@ -238,3 +238,12 @@ def test_cells_that_slurm_never_got(tmp_path: Path) -> None:
     assert bring_together(cell(tmp_path), never, None).status == "not submitted"
     assert bring_together(cell(tmp_path), never, None, answered=False).status == "unknown"
     assert bring_together(cell(tmp_path), None, None) == CellView(cell(tmp_path), "not submitted")
+
+
+def test_whose_jobs_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sudo` and `su` may leave the name of somebody else in the environment."""
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    asked: list[str] = []
+    monkeypatch.setattr(queue.commands, "call", lambda argv: [asked.extend(argv), ""][1])
+    queue.live_and_recent()
+    assert f"--user={os.getuid()}" in asked
