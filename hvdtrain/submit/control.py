@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,14 +148,23 @@ def _cancel(argv: Sequence[str]) -> int:
     from hvdtrain.submit import submissions
 
     names = {view.name for view in live}
-    for submission in submissions.read(folder):
-        mine = names & set(submission.cells)
-        if mine:  # first the note, then the deed: whoever looks in between sees a cell that is being cancelled
-            try:
-                submissions.update(folder, submission, cancelled=tuple(sorted({*submission.cancelled, *mine})))
-            except OSError as error:  # a full disk is a reason to cancel
-                print(f"note: not written down: {error.filename}: {error.strerror}", file=sys.stderr)
-    commands.call(["scancel", *_compact(live)])
+    touched = [submission for submission in submissions.read(folder) if names & {*submission.cells}]
+
+    def note(submission: submissions.Submission, cancelled: Iterable[str]) -> None:
+        try:
+            submissions.update(folder, submission, cancelled=tuple(cancelled))
+        except OSError as error:  # a full disk is a reason to cancel
+            print(f"note: not written down: {error.filename}: {error.strerror}", file=sys.stderr)
+
+    # First the note, then the deed: whoever looks in between sees a cell that is being cancelled.
+    for submission in touched:
+        note(submission, sorted({*submission.cancelled, *(names & {*submission.cells})}))
+    try:
+        commands.call(["scancel", *_compact(live)])
+    except commands.SlurmError:
+        for submission in touched:
+            note(submission, submission.cancelled)
+        raise
     for view in live:
         print(f"cancelled {view.name} (job {view.job}, {view.status})")
     return 0
@@ -174,17 +183,18 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
     )
     for name in _OVERRIDES:
         parser.add_argument(f"--{name}", help="instead of what the cells were submitted with")
-    parser.add_argument("--max-parallel", type=int, help="cells that may run at the same time")
+    parser.add_argument("--max-parallel", help="cells that may run at the same time")
     given = parser.parse_args(argv)
     folder = find_study(given.study)
     cells = _cells(folder, given.cells)
     if all(cell.cell.get("cluster") == "local" for cell in cells):
         return _again_here(folder, command, what, given)
     _only_slurm(folder, cells, "its submit command goes on with it")
-    from hvdtrain.submit import limits, sbatch, submissions
+    from hvdtrain.submit import limits, sbatch, submissions, values
     from hvdtrain.submit.batches import batches
     from hvdtrain.submit.lock import StudyLock
 
+    parallel = None if given.max_parallel is None else values.count("--max-parallel", given.max_parallel)
     study = Path(os.path.abspath(folder))
     with StudyLock(folder):
         views = look(folder, cells, must_answer=True).cells
@@ -204,7 +214,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
         words = [f"--{name}={getattr(given, name)}" for name in _OVERRIDES if getattr(given, name) is not None]
         done: list[str] = []
         try:
-            for batch in batches(scripts, array_size=allowed.array_size, max_parallel=given.max_parallel):
+            for batch in batches(scripts, array_size=allowed.array_size, max_parallel=parallel):
                 after = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
                 with contextlib.ExitStack() as undo:
                     for name in batch.cells:

@@ -13,7 +13,7 @@ import pytest
 from hvdtrain import record
 from hvdtrain.site import commands
 from hvdtrain.site.commands import SlurmError
-from hvdtrain.submit import cli, control, sbatch, status
+from hvdtrain.submit import cli, control, sbatch, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
@@ -153,3 +153,28 @@ def test_a_job_is_ours_under_the_name_that_it_gives_itself(slurm: Slurm, tmp_pat
         slurm.jobs["7"] = Job("7", "RUNNING", name)
         (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
         assert seen.live is live, name
+
+
+# --- what retry and cancel are given, and what SLURM makes of it --------------------------------------------------
+
+
+def test_what_could_not_be_cancelled_is_not_noted_as_cancelled(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.silent = {"scancel"}
+    assert control.cancel(["toy"]) == 2
+    assert "Unable to contact slurm controller" in capsys.readouterr().err
+    assert submissions.read(Path("runs/toy"))[0].cancelled == ()
+    slurm.silent = set()
+    assert control.cancel(["toy"]) == 0
+    assert submissions.read(Path("runs/toy"))[0].cancelled == ("n2",)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two"])
+def test_no_cell_at_a_time_is_refused(slurm: Slurm, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "1,2"]) == 0
+    ended("failed")
+    slurm.jobs.clear()
+    assert control.retry(["toy", "--max-parallel", given]) == 2
+    assert f'--max-parallel "{given}": legal is one whole number from 1' in capsys.readouterr().err
