@@ -83,9 +83,11 @@ def render_array(scripts: Sequence[str], *, job_name: str, folder: PurePath, par
     return "\n".join(lines) + "\n"
 
 
-def render_report(site: Site, study: PurePath, folder: PurePath, directory: PurePath, python: str) -> str:
+def render_report(
+    site: Site, study: PurePath, folder: PurePath, directory: PurePath, python: str, job_name: str
+) -> str:
     """The script of the job that writes a study's report: one task, no GPU, whatever became of the cells."""
-    given: list[Directive] = [("job-name", f"report-{study.name}"), ("nodes", "1"), ("ntasks", "1")]
+    given: list[Directive] = [("job-name", job_name), ("nodes", "1"), ("ntasks", "1")]
     queue: list[tuple[str, str | None]] = [("partition", site.partition), ("account", site.account), ("qos", site.qos)]
     given += [(name, text) for name, text in queue if text is not None]
     given += [("output", _pattern(folder / "report.log")), ("open-mode", "append")]

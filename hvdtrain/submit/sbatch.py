@@ -45,39 +45,47 @@ class Unanswered(SlurmError):
 def submit(study: Path, submission: Submission, script: str, words: Sequence[str] = ()) -> Submission:
     """Submit, and note the job's number; `words` are further options for sbatch, which win over the script's.
 
+    Whatever ends it but `Unanswered` leaves neither a job nor a record.
+
     Raises:
-        Refused: SLURM said no. Nothing of this submission is left.
+        Refused: SLURM said no.
+        Unanswered: it said nothing.
+        OSError: the number cannot be noted.
     """
+    number = None
     try:
-        with _environment(script, words):
-            number = _through_submitit(script, submission.name, words)
-    except Refused as error:
-        number = None
-        if any(text in str(error) for text in _UNANSWERED):
-            number = _look_for(submission, error)
-        if number is None:
-            submissions.forget(study, submission)
-            raise
-    except BaseException:
-        _withdraw(study, submission)
+        try:
+            with _environment(script, words):
+                number = _through_submitit(script, submission.name, words)
+        except Refused as error:
+            number = _look_for(submission, error) if _is_no_answer(error) else None
+            if number is None:
+                raise
+        return submissions.update(study, submission, job=number, overrides=tuple(words))
+    except Unanswered:
         raise
-    return submissions.update(study, submission, job=number, overrides=tuple(words))
+    except BaseException as error:
+        if not isinstance(error, Refused):
+            _withdraw(submission, number)
+        submissions.forget(study, submission)
+        raise
 
 
-def _withdraw(study: Path, submission: Submission) -> None:
-    """Ctrl-C while SLURM was asked: if it took the submission, nobody heard the number; it has to go all the same."""
-    time.sleep(1.0)  # the question may be on its way still, and both ends may be slow
+def _withdraw(submission: Submission, number: str | None = None) -> None:
+    """Ctrl-C, or a full disk: the job has to go, even if SLURM took it and nobody heard its number."""
     try:
-        number = submissions.find(submission, queue.live_and_recent().values())
+        if number is None:
+            time.sleep(1.0)  # the question may be on its way still, and both ends may be slow
+            number = submissions.find(submission, queue.live_and_recent().values())
         if number is not None:
             cancel([number])
     except SlurmError as error:
+        job = f"--name={submission.name}" if number is None else number
         print(
-            f"note: interrupted while SLURM was asked, and it does not say whether it took the submission: {error}\n"
-            f"note: this ends it if it did: scancel --name={submission.name}",
+            f"note: stopped while SLURM was asked, and it does not say whether it has the job still: {error}\n"
+            f"note: this ends it if it has: scancel {job}",
             file=sys.stderr,
         )
-    submissions.forget(study, submission)
 
 
 def cancel(numbers: Sequence[str]) -> None:
@@ -96,13 +104,23 @@ def cancel(numbers: Sequence[str]) -> None:
 
 
 def submit_text(script: str, name: str, words: Sequence[str] = ()) -> str:
-    """Submit a script that belongs to no cell; returns the job's number.
+    """Submit a script that belongs to no cell, as a job with a name that no other has; returns the job's number.
 
     Raises:
         Refused: SLURM said no.
     """
-    with _environment(script, words):
-        return _through_submitit(script, name, words)
+    submission = Submission("", name, (name,), (), submissions.now())
+    try:
+        with _environment(script, words):
+            return _through_submitit(script, name, words)
+    except BaseException as error:
+        if not isinstance(error, Refused) or _is_no_answer(error):
+            _withdraw(submission)
+        raise
+
+
+def _is_no_answer(error: Refused) -> bool:
+    return any(text in str(error) for text in _UNANSWERED)
 
 
 def _through_submitit(script: str, name: str, words: Sequence[str]) -> str:

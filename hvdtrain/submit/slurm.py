@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +26,7 @@ from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.nodes import nodes_for
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
-from hvdtrain.submit.study import Known, Plan, keep, write_cell
+from hvdtrain.submit.study import Known, Plan, keep, make_folder, write_cell
 from hvdtrain.submit.view import look as look_at
 
 #: Option of the command line -> key of the profile that it overrides.
@@ -197,7 +198,7 @@ class Slurm:
             write_cell(study / name, cell, scripts[name])
         done: list[str] = []
         taken: list[submissions.Submission] = []
-        undo.callback(_take_back, study, taken)
+        undo.callback(_take_back, study, taken, undo)
         lines = []
         for batch in self._batches(scripts):
             words = [] if batch.after is None else [f"--dependency=afterany:{done[batch.after]}"]
@@ -217,7 +218,7 @@ class Slurm:
             )
             lines.append(f"submitted job {submission.job}: {what}")
         if report:
-            lines.append(self._submit_report(study, done))
+            lines.append(self._submit_report(study, done, undo))
         return lines
 
     def run(self, request: Request, plan: Plan, lock: StudyLock) -> bool:
@@ -272,17 +273,30 @@ class Slurm:
                 f"{hours:.4g} GPU-hours; it fits with --time {max(1, int(limit))} (minutes), or with fewer cells"
             )
 
-    def _submit_report(self, study: Path, after: list[str]) -> str:
+    def _submit_report(self, study: Path, after: list[str], undo: contextlib.ExitStack) -> str:
         folder = study / submissions.FOLDER / "report"
-        folder.mkdir(parents=True, exist_ok=True)
-        text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable)
-        number = sbatch.submit_text(text, "report", [f"--dependency=afterany:{':'.join(after)}"])
+        make_folder(folder, undo)
+        name = submissions.job_name(f"report-{study.name}", study, ["report"])
+        text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable, name)
+        number = sbatch.submit_text(text, name, [f"--dependency=afterany:{':'.join(after)}"])
         return f"submitted job {number}: the report, when all cells have ended"
 
 
-def _take_back(study: Path, taken: list[submissions.Submission]) -> None:
-    """Cancel what was accepted before SLURM refused the rest."""
-    if taken:
-        sbatch.cancel([str(submission.job) for submission in taken])
+def _take_back(study: Path, taken: list[submissions.Submission], undo: contextlib.ExitStack) -> None:
+    """Cancel what was accepted before SLURM refused the rest. Where that fails, nothing more is undone: jobs need their cells."""
+    numbers = [str(submission.job) for submission in taken]
+    try:
+        if numbers:
+            sbatch.cancel(numbers)
+    except SlurmError as error:
+        undo.pop_all()
+        here = shlex.quote(os.path.relpath(study))
+        what = f"job{'s' if len(numbers) > 1 else ''} {', '.join(numbers)} {'were' if len(numbers) > 1 else 'was'} accepted"
+        print(
+            f"note: {error}\nnote: {what} before, and may run: hvdtrain status {here} shows the cells, hvdtrain cancel {here} "
+            "ends them",
+            file=sys.stderr,
+        )
+        return
     for submission in taken:
         submissions.forget(study, submission)

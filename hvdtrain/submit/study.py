@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdtrain import record
 from hvdtrain.errors import UserError
-from hvdtrain.submit import lock
+from hvdtrain.submit import lock, submissions
 from hvdtrain.submit.cell import Cell, differences, fingerprint
 from hvdtrain.submit.states import LIVE
 
@@ -146,7 +146,7 @@ def read_known(folder: Path) -> dict[str, Known]:
         UserError: the folder holds something else, or a record in it is damaged.
     """
     try:
-        strangers = {path.name for path in folder.iterdir()} - {lock.NAME}
+        strangers = {path.name for path in folder.iterdir()} - {lock.NAME, submissions.FOLDER}
         # Something half-created carries our lock; anything else is not ours to fill.
         if strangers and not (folder / "study.json").exists() and not (folder / lock.NAME).exists():
             raise UserError(

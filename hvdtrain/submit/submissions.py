@@ -100,10 +100,14 @@ def draft(study: Path, scripts: Mapping[str, str], number: int, parallel: int | 
     if len(cells) > 1:
         place = study / FOLDER / folder
         script = batch_script.render_array(list(scripts.values()), job_name=name, folder=place, parallel=parallel)
-    created = datetime.datetime.now().isoformat(timespec="seconds")
     # The site may have sbatch given another name than the launcher takes.
     own = [given for text in scripts.values() if (given := batch_script.argument(text, "--job-name")) is not None]
-    return Submission(folder, name, cells, tuple(dict.fromkeys([*names, *own])), created), script
+    return Submission(folder, name, cells, tuple(dict.fromkeys([*names, *own])), now()), script
+
+
+def now() -> str:
+    """Local time, for `created`."""
+    return datetime.datetime.now().isoformat(timespec="seconds")
 
 
 def next_number(study: Path) -> int:
@@ -116,16 +120,20 @@ def prepare(study: Path, scripts: Mapping[str, str], parallel: int | None = None
     """Write the intent to submit cells, whose folders exist; `study` is absolute."""
     submission, script = draft(study, scripts, next_number(study), parallel)
     folder = study / FOLDER / submission.folder
-    folder.mkdir(parents=True)
-    for index, cell in enumerate(scripts):
-        # SLURM makes no folders for logs: without them a job fails at once and says nothing.
-        (study / cell / "log").mkdir(exist_ok=True)
+    try:
+        folder.mkdir(parents=True)
+        for index, cell in enumerate(scripts):
+            # SLURM makes no folders for logs: without them a job fails at once and says nothing.
+            (study / cell / "log").mkdir(exist_ok=True)
+            if submission.array:
+                (folder / f"{index}.sh").symlink_to(Path("..", "..", cell, "script.sh"))
+                (folder / f"{index}.log").symlink_to(Path("..", "..", cell, "log", "job.log"))
         if submission.array:
-            (folder / f"{index}.sh").symlink_to(Path("..", "..", cell, "script.sh"))
-            (folder / f"{index}.log").symlink_to(Path("..", "..", cell, "log", "job.log"))
-    if submission.array:
-        (folder / "script.sh").write_text(script, encoding="utf-8", errors="surrogateescape", newline="")
-    _write(study, submission)
+            (folder / "script.sh").write_text(script, encoding="utf-8", errors="surrogateescape", newline="")
+        _write(study, submission)
+    except BaseException:
+        forget(study, submission)
+        raise
     return submission, script
 
 
@@ -137,8 +145,9 @@ def update(study: Path, submission: Submission, **changes: Any) -> Submission:
 
 
 def forget(study: Path, submission: Submission) -> None:
-    """Take back an intent that SLURM refused."""
-    shutil.rmtree(study / FOLDER / submission.folder)
+    """Take back an intent of which nothing came."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(study / FOLDER / submission.folder)
     with contextlib.suppress(OSError):  # others are there
         (study / FOLDER).rmdir()
 

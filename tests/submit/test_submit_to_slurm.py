@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import shlex
@@ -13,7 +14,7 @@ import pytest
 from hvdtrain import record
 from hvdtrain.site import commands
 from hvdtrain.site.commands import SlurmError
-from hvdtrain.submit import cli, control, sbatch, status, submissions
+from hvdtrain.submit import batch_script, cli, control, sbatch, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
@@ -178,3 +179,83 @@ def test_no_cell_at_a_time_is_refused(slurm: Slurm, capsys: pytest.CaptureFixtur
     slurm.jobs.clear()
     assert control.retry(["toy", "--max-parallel", given]) == 2
     assert f'--max-parallel "{given}": legal is one whole number from 1' in capsys.readouterr().err
+
+
+# --- a submission that ends in the middle -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", [1, 2])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_no_job_and_no_file_stays_of_a_submission_that_is_not_written_down(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, written: int, error: BaseException
+) -> None:
+    """The first time it is written before SLURM is asked, the second time with the job's number."""
+    write, calls = submissions._write, itertools.count(1)
+
+    def fails(study: Path, submission: submissions.Submission) -> None:
+        if next(calls) == written:
+            raise error
+        write(study, submission)
+
+    monkeypatch.setattr(submissions, "_write", fails)
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == (2 if isinstance(error, OSError) else 1)
+    assert slurm.cancelled == ["7"] * (written - 1)
+    assert not Path("runs").exists()
+
+
+def test_ctrl_c_while_an_unanswered_job_is_looked_for(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unanswered(script: str, name: str, words: Sequence[str]) -> str:
+        slurm.sbatch(script, name, words)
+        raise sbatch.Refused("sbatch timed out")
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sbatch, "_through_submitit", unanswered)
+    monkeypatch.setattr(sbatch, "_look_for", interrupted)
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 1
+    assert slurm.cancelled == ["7"]
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_ctrl_c_while_the_report_is_submitted(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    def interrupted(script: str, name: str, words: Sequence[str]) -> str:
+        if slurm.submitted and not taken:
+            raise KeyboardInterrupt
+        number = slurm.sbatch(script, batch_script.value(script, "job-name") or "", words)
+        if len(slurm.submitted) == 2:
+            raise KeyboardInterrupt
+        return number
+
+    monkeypatch.setattr(sbatch, "_through_submitit", interrupted)
+    slurm.jobs["3"] = Job("3", "PENDING", "report-toy")  # of a study of the same name elsewhere
+    assert cli.main([*SUBMIT, "--gpus", "2", "--then-report"]) == 1
+    assert sorted(slurm.cancelled) == (["7", "8"] if taken else ["7"])
+    assert not Path("runs").exists()
+
+
+def test_a_report_that_slurm_refuses_leaves_no_file(slurm: Slurm) -> None:
+    slurm.accepts = 1
+    assert cli.main([*SUBMIT, "--gpus", "2", "--then-report"]) == 2
+    assert slurm.cancelled == ["7"]
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_an_interrupted_submit_has_left_is_filled(slurm: Slurm) -> None:
+    Path("runs/toy/submissions/0001-n2.ab").mkdir(parents=True)
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+
+
+def test_what_slurm_took_stays_when_it_cannot_be_cancelled(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm.accepts, slurm.silent = 1, {"scancel"}
+    assert cli.main([*SUBMIT, "--gpus", "1,2"]) == 2
+    told = capsys.readouterr().err
+    assert "no more today" in told
+    assert "job 7 was accepted" in told
+    assert Path("runs/toy/study.json").exists()
+    assert Path("runs/toy/n1/cell.json").exists()
+    slurm.accepts, slurm.silent = 100, set()
+    capsys.readouterr()
+    assert cli.main([*SUBMIT, "--gpus", "1,2"]) == 0
+    assert "1 to run, 1 in the queue already" in capsys.readouterr().out
