@@ -35,7 +35,7 @@ class Allocation:
     end: float | None = None
     limit: float | None = None
     restarts: int = 0
-    may_requeue: bool = False
+    may_requeue: bool = True
     gpus: Mapping[str, int] | None = None
     partition: str = ""
     preempted: bool = False
@@ -123,7 +123,7 @@ def parse(job: str, text: str) -> Allocation:
         end=_moment(value("EndTime")),
         limit=_seconds(value("TimeLimit")),
         restarts=int(value("Restarts") or 0),
-        may_requeue=value("Requeue") == "1",
+        may_requeue=value("Requeue") != "0",
         gpus=gpus,
         partition=value("Partition"),
         # Both by the controller's clock. A time before the start may be left from the start before.

@@ -228,6 +228,7 @@ class Batch:
             job_state=now.state,
             restarts=now.restarts > self.job.restarts,
             preempted=now.preempted,
+            may_requeue=now.may_requeue,
             left=self.limit.left_at_the_end(now),
             warning=self.warning,
             reason=str(noted.get("reason") or ""),
@@ -241,18 +242,26 @@ class Batch:
             print(f"--- {self.folder.name}: {end.reason} ---", flush=True)
             return 1
         types = self.job.gpu_types
+        reason = "; ".join(filter(None, (end.reason, end.then)))
         result = record.finish(self.folder, end.status, status, end.reason)
         result |= {"status": end.status, "exit_code": status, "slurm": {**self._facts(), "ended": time.time()}}
-        result |= {"gpu_types": types, "reason": end.reason} | ({"mixed": True} if len(types) > 1 else {})
+        result |= {"gpu_types": types, "reason": reason} | ({"mixed": True} if len(types) > 1 else {})
+        if end.requeue or now.restarts > self.job.restarts:
+            result["requeued"] = True  # the job's own end is then another attempt's, even one that writes nothing
         record.write_json(self.folder / "result.json", result)
         (self.folder / "slurm.json").unlink(missing_ok=True)
         if len(types) > 1:
             print(
                 f"warning: this job ran on GPUs of types {', '.join(types)}: it is marked mixed and stays out of fits"
             )
-        words = f"{end.status}: {end.reason}" if end.reason else end.status
+        words = f"{end.status}: {reason}" if reason else end.status
         print(f"--- {self.folder.name}: {words} (exit status {status}) ---", flush=True)
-        return self._requeue(status) if end.requeue else status
+        if end.requeue and not self._requeue():
+            again = "retry" if end.status == "failed" else "resume"
+            del result["requeued"]
+            result["reason"] = f"{end.reason}; SLURM does not start it again: `hvdtrain {again}` goes on"
+            record.write_json(self.folder / "result.json", result)
+        return status
 
     def _now(self, seconds: float = commands.SECONDS) -> allocation.Allocation:
         try:
@@ -261,15 +270,16 @@ class Batch:
             # Whoever cannot be asked has not said that the job is cancelled.
             return allocation.Allocation(self.job.job, self.job.alone)
 
-    def _requeue(self, status: int) -> int:
+    def _requeue(self) -> bool:
+        """Whether SLURM starts the job again; it then ends this script."""
         try:
             commands.call(["scontrol", "requeue", self.job.alone])
         except commands.SlurmError as error:
-            print(f"hvdtrain: SLURM does not start this job again: {error}\n`hvdtrain resume` goes on", file=sys.stderr)
-            return status
+            print(f"hvdtrain: SLURM does not start this job again: {error}", file=sys.stderr)
+            return False
         print("requeued: SLURM starts this job again, usually after two minutes", flush=True)
         time.sleep(_REQUEUE_SECONDS)
-        return status
+        return True
 
 
 def _close_earlier(folder: Path) -> bool:

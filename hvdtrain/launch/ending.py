@@ -29,11 +29,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Ending:
-    """The status for `result.json`, why, and whether to requeue."""
+    """The status for `result.json`, why, whether to requeue, and what `then` is said of that beside the reason."""
 
     status: str
     reason: str
     requeue: bool = False
+    then: str = ""
 
 
 def warning_seconds(wanted: float, limit: float | None) -> float:
@@ -63,6 +64,7 @@ def judge(
     policy: Policy,
     restarts: bool = False,
     preempted: bool = False,
+    may_requeue: bool = True,
 ) -> Ending:
     """Judge an attempt.
 
@@ -79,7 +81,10 @@ def judge(
         restarts: whether SLURM has counted the next start already, which it does when it preempts without grace, when somebody
             requeues the job, and when its node fails.
         preempted: whether SLURM has chosen this attempt for preemption, and told it.
+        may_requeue: whether SLURM may start the job again.
     """
+    if not may_requeue:
+        policy = Policy(on=(), retries=0)
     if exit_status == 0 and recorded is not None:
         return Ending(recorded, reason)
     timed_out = left is not None and left <= warning
@@ -104,7 +109,7 @@ def judge(
     reason = reason or _what(exit_status)
     if _ACCIDENT.search(reason) or (not recorded and exit_status >= 128):
         if accidents < policy.retries:
-            return Ending("failed", f"{reason}; started again ({accidents + 1} of {policy.retries} retries)", True)
+            return Ending("failed", reason, True, f"started again ({accidents + 1} of {policy.retries} retries)")
         if policy.retries:
             return Ending("failed", f"{reason}; no retry is left ({policy.retries} used)")
     return Ending("failed", reason)

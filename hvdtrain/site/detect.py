@@ -160,7 +160,7 @@ def profile(facts: Facts) -> dict[str, Any]:
     if (names := [name for name in facts.mpi if name.startswith("pmix")]) and "pmix" not in names:
         values["pmix"] = names[-1]
     if facts.settings.get("JobRequeue") == "0":
-        values["requeue"] = {"on": []}
+        values["requeue"] = {"on": [], "retries": 0}
     return values
 
 

@@ -164,7 +164,7 @@ def behaviour(site: Site) -> list[Directive]:
     return [
         ("open-mode", "append"),
         ("signal", f"B:USR1@{warning}"),
-        ("requeue" if site.requeue.on else "no-requeue", None),
+        ("requeue" if site.requeue.on or site.requeue.retries else "no-requeue", None),
     ]
 
 

@@ -98,7 +98,8 @@ def bring_together(
 ) -> CellView:
     """One cell from what is recorded and what SLURM says of its newest job. Pure but for the cell's own files.
 
-    A live job knows better than a record, which then is of an attempt before; a record knows better than an ended job.
+    A live job knows better than a record, which then is of an attempt before; a record knows better than an ended job, unless
+    that was started again after it.
     """
     name = cell.folder.name
     if submission is None:
@@ -131,6 +132,8 @@ def bring_together(
         if job.status == "pending" and ours is not None:
             return dataclasses.replace(told, why="; ".join(filter(None, [f"started again after: {reason}", job.why()])))
         return told
+    if _is_earlier(cell):
+        ours = None
     if name in submission.cancelled and ours != "completed":
         return dataclasses.replace(told, status="cancelled", why="by hvdtrain cancel")
     if ours is not None and not (ours in _UNFINISHED and job.status == "cancelled"):
@@ -138,6 +141,11 @@ def bring_together(
     if ours is None and job.status in ("completed", "failed"):
         return dataclasses.replace(told, status="failed", why=_never_started(cell, job))
     return told
+
+
+def _is_earlier(cell: CellRecord) -> bool:
+    """Whether the cell's result is of an attempt after which SLURM was to start the job again."""
+    return cell.result is not None and bool(cell.result.get("requeued")) and cell.result["status"] != "completed"
 
 
 def recorded(cell: CellRecord, in_use: bool) -> str:
@@ -157,6 +165,8 @@ def _never_started(cell: CellRecord, job: Job) -> str:
     log = cell.folder / "log" / "job.log"
     lines = tail(log, 1)
     seen = f"; last line of its log: {lines[0].strip()}" if lines else f"; its log {log} is empty or missing"
+    if cell.result is not None:
+        return f"started again after: {cell.result.get('reason')}; then it never started training ({job.why() or job.state}){seen}"
     if cell.running is not None or (cell.folder / "slurm.json").exists():
         return f"its batch script was killed ({job.why() or job.state}){seen}"
     return f"it never started training ({job.why() or job.state}){seen}"
@@ -178,11 +188,11 @@ def _find(
 def _is_lost(
     cell: CellRecord, latest: Mapping[str, Submission], jobs: Mapping[str, Job], accounted: Mapping[str, Job]
 ) -> bool:
-    """Whether a cell has no result although its job has ended."""
+    """Whether the last attempt of a cell left no result although its job has ended."""
     submission = latest.get(cell.folder.name)
     job = _find(cell, submission, jobs, accounted)
     submitted = submission is not None and submission.job is not None
-    return cell.result is None and submitted and not (job is not None and job.live)
+    return (cell.result is None or _is_earlier(cell)) and submitted and not (job is not None and job.live)
 
 
 def _seen_anew(cell: CellRecord) -> CellRecord:

@@ -150,6 +150,20 @@ def test_lines_of_a_value_are_no_directives() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("requeue", "expected"),
+    [
+        (Requeue(), "--requeue"),
+        (Requeue(on=[], retries=1), "--requeue"),  # an accident is to start the job again, which SLURM must allow
+        (Requeue(on=["timeout"], retries=0), "--requeue"),
+        (Requeue(on=[], retries=0), "--no-requeue"),
+    ],
+)
+def test_whether_slurm_may_start_a_job_again(requeue: Requeue, expected: str) -> None:
+    given = batch_script.directives(render(cell(gpu_type=None), Site(requeue=requeue), where()))
+    assert {"--requeue", "--no-requeue"} & {*given} == {expected}
+
+
 def test_golden_of_an_array() -> None:
     one, two = (render(cell(name=name), ALPS, where(job_name=name)) for name in ("a", "b"))
     text = render_array([one, two], job_name="digits.1", folder=PurePosixPath(f"/home/{UNPLEASANT}"), parallel=1)

@@ -53,6 +53,12 @@ def test_accounting(settings: dict[str, str], kept: bool) -> None:
     assert Facts([], settings).accounting == kept
 
 
+def test_a_cluster_that_starts_no_job_again() -> None:
+    facts = Facts(ALPS.groups, {**CONFIG, "JobRequeue": "0"})
+    requeue = combine([Layer("detected", detect.profile(facts))]).site.requeue
+    assert (requeue.on, requeue.retries) == ([], 0)
+
+
 def test_a_cluster_without_gpus() -> None:
     site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(SINFO.splitlines()[0]))))]).site
     assert (site.gpus, site.gpus_per_node, site.ranks_per_node, site.nodes) == ({}, None, 64, 10)

@@ -179,10 +179,10 @@ def test_found_again_by_its_name(submission: Submission, job: Job, expected: str
 # --- records and queue together -----------------------------------------------------------------------------------
 
 
-def cell(folder: Path, result: str | None = None, reason: str = "") -> record.CellRecord:
+def cell(folder: Path, result: str | None = None, reason: str = "", **more: object) -> record.CellRecord:
     record.write_json(folder / "n2" / "cell.json", {"name": "n2", "gpus": 2, "cluster": "slurm"})
     if result is not None:
-        record.write_json(folder / "n2" / "result.json", {"status": result, "reason": reason})
+        record.write_json(folder / "n2" / "result.json", {"status": result, "reason": reason, **more})
     return record.read_cell(folder / "n2")
 
 
@@ -213,6 +213,27 @@ SUBMITTED = Submission("0001-n2.ab", "n2.ab", ("n2",), ("n2.ab",), "2026-01-01T1
 def test_who_knows_better(tmp_path: Path, result: str | None, state: str | None, expected: str) -> None:
     job = None if state is None else Job("7", state, "n2.ab")
     assert bring_together(cell(tmp_path, result), SUBMITTED, job).status == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "job", "expected", "why"),
+    [
+        ("preempted", Job("7", "FAILED", exit_code="127:0"), "failed", "it never started training"),
+        ("preempted", Job("7", "NODE_FAIL"), "failed", "a node failed"),
+        ("timeout", Job("7", "DEADLINE"), "timeout", "the job's deadline passed"),
+        ("failed", Job("7", "CANCELLED by 0"), "cancelled", ""),
+        ("failed", Job("7", "PENDING"), "pending", "started again after: it died"),
+        ("completed", Job("7", "CANCELLED by 0"), "completed", "it died"),
+        ("preempted", None, "preempted", "it died"),
+    ],
+)
+def test_a_start_after_what_is_recorded_knows_better(
+    tmp_path: Path, result: str, job: Job | None, expected: str, why: str
+) -> None:
+    started_again = cell(tmp_path, result, "it died", requeued=True)
+    view = bring_together(started_again, SUBMITTED, job)
+    assert view.status == expected
+    assert why in view.why
 
 
 def test_a_started_again_cell_says_after_what(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def ending_of(status: int, **more: Any) -> tuple[str, bool]:
         (137, {}, ("failed", True)),
         (1, {"recorded": "failed", "reason": DIED, "accidents": 1}, ("failed", False)),
         (1, {"recorded": "failed", "reason": DIED, "policy": Policy(retries=0)}, ("failed", False)),
+        (1, {"recorded": "failed", "reason": DIED, "may_requeue": False}, ("failed", False)),
+        (75, {"recorded": "preempted", "may_requeue": False}, ("preempted", False)),
+        (0, {"may_requeue": False}, ("failed", False)),
         (1, {"recorded": "failed", "reason": "ValueError: no"}, ("failed", False)),
         (143, {"recorded": "failed", "reason": "rank 3 on b failed: ValueError: no"}, ("failed", False)),
         (1, {"recorded": "diverged", "reason": "the loss is nan"}, ("diverged", False)),
@@ -163,6 +166,11 @@ def test_the_task_that_has_the_number_of_its_array_is_not_the_array() -> None:
     assert (job.alone, job.name, job.nodes, job.restarts, job.gpus) == ("5_2", "digits.2", "n2", 2, {"t4": 2})
     assert allocation.parse("7", array_task(7, 1, 4)).alone == "5_1"
     assert allocation.parse("7", "JobId=7 JobName=x\n   JobState=RUNNING\n").alone == "7"
+
+
+@pytest.mark.parametrize(("said", "expected"), [("Requeue=0", False), ("Requeue=1", True), ("", True)])
+def test_only_slurm_s_word_turns_requeueing_off(said: str, expected: bool) -> None:
+    assert allocation.parse("7", f"JobId=7 JobName=x\n   JobState=RUNNING {said}\n").may_requeue is expected
 
 
 def test_a_task_knows_itself_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

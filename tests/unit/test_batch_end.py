@@ -1,0 +1,81 @@
+"""What a batch job writes down of its end, and what SLURM then makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain import record
+from hvdtrain.launch import batch
+from hvdtrain.site.commands import SlurmError
+
+
+class Controller:
+    """`says` is what scontrol prints of the job, `refuses` whether it starts none again."""
+
+    def __init__(self) -> None:
+        self.says = "JobState=RUNNING Restarts=0"
+        self.refuses = False
+
+    def call(self, argv: Sequence[str], *more: object, **others: object) -> str:
+        if argv[:2] == ["scontrol", "requeue"] and self.refuses:
+            raise SlurmError("scontrol ended with status 1:\n  Requested operation is presently disabled for job 7")
+        return f"JobId=7 JobName=x\n   {self.says}\n" if argv[:2] == ["scontrol", "show"] else ""
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    """Of job 7, which is around this process."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", record.ATTEMPT_VARIABLE: ""}.items():
+        monkeypatch.setenv(name, value)
+    found = Controller()
+    monkeypatch.setattr(batch.commands, "call", found.call)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return found
+
+
+def begun(folder: Path) -> batch.Batch:
+    attempt = batch.Batch(batch._parser().parse_args(["--run-dir", str(folder), "--launcher", "gloo", "digits"]))
+    record.write_json(folder / "slurm.json", {"attempt": attempt.attempt})
+    return attempt
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found = record.read_json(folder / "result.json")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_only_what_slurm_starts_again_is_said_to_be(
+    tmp_path: Path, controller: Controller, capsys: pytest.CaptureFixture[str], refuses: bool
+) -> None:
+    attempt = begun(tmp_path)
+    controller.refuses = refuses
+    assert attempt._end(137) == 137
+    found = result(tmp_path)
+    assert (found["status"], found.get("requeued")) == ("failed", None if refuses else True)
+    if refuses:
+        assert found["reason"] == "ended by signal SIGKILL; SLURM does not start it again: `hvdtrain retry` goes on"
+        assert "presently disabled for job 7" in capsys.readouterr().err
+    else:
+        assert found["reason"] == "ended by signal SIGKILL; started again (1 of 1 retries)"
+
+
+def test_a_job_that_may_not_be_started_again_is_not_said_to_be(tmp_path: Path, controller: Controller) -> None:
+    attempt = begun(tmp_path)
+    controller.says += " Requeue=0"
+    assert attempt._end(137) == 137
+    assert (result(tmp_path)["reason"], "requeued" in result(tmp_path)) == ("ended by signal SIGKILL", False)
+
+
+def test_a_start_that_slurm_has_counted_is_one_more(tmp_path: Path, controller: Controller) -> None:
+    """Preempted without grace: SLURM itself starts the job again."""
+    attempt = begun(tmp_path)
+    controller.says = "JobState=COMPLETING Restarts=1"
+    assert attempt._end(143) == 143
+    assert (result(tmp_path)["status"], result(tmp_path)["requeued"]) == ("preempted", True)
