@@ -1,6 +1,8 @@
-"""What the site profile allows at most, checked before anything is written. `limits.gpus` is checked where ranks are placed."""
+"""What site profile and user allow at most, checked before anything is written. `limits.gpus` is checked where ranks are placed."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from hvdtrain.errors import UserError
 from hvdtrain.site.profile import Limits
@@ -29,6 +31,29 @@ def check_time(limits: Limits, asked: str | None, origin: str) -> None:
             f"{origin} asks for {asked}, and one cell may have {limits.time} (limits.time of the site profile); "
             f"nearest: --time {limits.time}"
         )
+
+
+def check_hours(most: float | None, gpus: Sequence[int], time: str | None) -> None:
+    """Whether cells with so many GPUs each fit into `most` GPU-hours, if each of them takes all of its time limit once.
+
+    What the cluster ends early and starts again takes its limit anew each time.
+
+    Raises:
+        UserError: they do not, or have no limit; says what fits.
+    """
+    if most is None:
+        return
+    if time is None:
+        raise UserError("--max-gpu-hours needs to know how long a cell may take: give --time too")
+    hours = sum(gpus) * minutes(time) / 60
+    if hours <= most:
+        return
+    fits = int(most / sum(gpus) * 60)
+    plural = "s" if len(gpus) > 1 else ""
+    raise UserError(
+        f"--max-gpu-hours {most:g}: {len(gpus)} cell{plural} of at most {time} in each start could use {hours:.4g} GPU-hours; "
+        + (f"it fits with --time {fits} (minutes), or with fewer cells" if fits else "it fits with fewer GPUs or cells")
+    )
 
 
 def check_jobs(limits: Limits, new: int, what: str) -> None:

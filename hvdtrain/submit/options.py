@@ -20,7 +20,7 @@ SLURM_ONLY: dict[str, tuple[str, str]] = {
     "--container": ("IMAGE", "container image to run in"),
     "--site": ("FILE", "site profile: what is particular to a cluster"),
     "--max-parallel": ("N", "cells that may run at the same time"),
-    "--max-gpu-hours": ("HOURS", "refuse a grid that could use more, by its --time"),
+    "--max-gpu-hours": ("HOURS", "refuse a grid that could use more in one start of each cell, by its --time"),
 }
 CLUSTERS = ("auto", "local", "slurm")
 LAUNCHERS = ("auto", "gloo", "pmix", "mpirun")

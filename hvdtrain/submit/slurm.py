@@ -186,7 +186,7 @@ class Slurm:
         study = Path(os.path.abspath(request.folder))
         cells = {cell.name: cell for cell in plan.run}
         scripts = {name: self.script(cell, request) for name, cell in cells.items()}
-        self._check_hours(list(cells.values()))
+        limits.check_hours(self._most_hours, [cell.gpus for cell in plan.run], self.site.time)
         report = request.then_report and not request.wait
         limits.check_jobs(
             self.site.limits, len(cells) + report, f"{len(cells)} cells{' and a report' if report else ''}"
@@ -259,19 +259,6 @@ class Slurm:
 
     def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:
         return batches.batches(scripts, array_size=self.site.limits.array_size, max_parallel=self._parallel)
-
-    def _check_hours(self, cells: list[Cell]) -> None:
-        if self._most_hours is None:
-            return
-        if self.site.time is None:
-            raise UserError("--max-gpu-hours needs to know how long a cell may take: give --time too")
-        hours = sum(cell.gpus for cell in cells) * minutes(self.site.time) / 60
-        if hours > self._most_hours:
-            limit = self._most_hours / sum(cell.gpus for cell in cells) * 60
-            raise UserError(
-                f"--max-gpu-hours {self._most_hours:g}: {len(cells)} cells of at most {self.site.time} could use "
-                f"{hours:.4g} GPU-hours; it fits with --time {max(1, int(limit))} (minutes), or with fewer cells"
-            )
 
     def _submit_report(self, study: Path, after: list[str], undo: contextlib.ExitStack) -> str:
         folder = study / submissions.FOLDER / "report"

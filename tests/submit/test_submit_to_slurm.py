@@ -259,3 +259,22 @@ def test_what_slurm_took_stays_when_it_cannot_be_cancelled(slurm: Slurm, capsys:
     capsys.readouterr()
     assert cli.main([*SUBMIT, "--gpus", "1,2"]) == 0
     assert "1 to run, 1 in the queue already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hours", "advice"),
+    [
+        ("8,16", "12", "could use 24 GPU-hours; it fits with --time 30 (minutes), or with fewer cells"),
+        ("120", "1", "could use 120 GPU-hours; it fits with fewer GPUs or cells"),
+        ("120", "2", "could use 120 GPU-hours; it fits with --time 1 (minutes), or with fewer cells"),
+    ],
+)
+def test_what_would_fit_is_not_refused_in_its_turn(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str], gpus: str, hours: str, advice: str
+) -> None:
+    words = [*SUBMIT, "--gpus", gpus, "--max-gpu-hours", hours, "--time"]
+    assert cli.main([*words, "60"]) == 2
+    told = capsys.readouterr().err
+    assert advice in told
+    if found := re.search(r"--time (\d+) ", told):
+        assert cli.main([*words, found[1]]) == 0
