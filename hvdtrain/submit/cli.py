@@ -48,6 +48,8 @@ def submit(argv: Sequence[str], *, again: Again | None = None) -> Ended:
 
     transport = transports.choose(given)
     wanted = request.read(given, transport.name, Path.cwd())
+    if again is not None:
+        wanted = wanted.within(again.folder)
     wanted, decided = transport.resolve(wanted)
     if wanted.dry_run:
         cells, notes = grid.expand(wanted.grid, wanted.common, transport.shape)
@@ -131,7 +133,7 @@ def _facts(argv: list[str], request: Request) -> dict[str, Any]:
     from hvdtrain.submit import provenance
 
     return {
-        "argv": argv,
+        "argv": [*request.from_file, *argv],
         "directory": str(request.directory),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "git": provenance.code(request.common.job.path),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ _SETTINGS = ("job", "gpus")
 class Request:
     """One call of `submit`. `folder` is the study's, as the user would write it; `directory` where they typed.
 
-    `launcher_chosen`: nobody has named a launcher, and where cells run it was chosen by what is there.
+    `launcher_chosen`: nobody has named a launcher, and where cells run it was chosen by what is there. `from_file`: options that
+    hvdtrain.toml gave; it may say something else when the request is given again.
     """
 
     grid: Grid
@@ -34,6 +35,13 @@ class Request:
     then_report: bool
     wait: bool
     launcher_chosen: bool = False
+    from_file: tuple[str, ...] = ()
+
+    def within(self, folder: Path) -> Request:
+        """The same for the study in `folder`: this one, unless that was renamed, moved or copied since."""
+        if folder.resolve() == (self.directory / self.folder).resolve():
+            return self
+        return replace(self, folder=folder, common=replace(self.common, study=folder.name))
 
     def cell_folder(self, name: str) -> Path:
         """The run folder of one cell."""
@@ -47,6 +55,7 @@ def read(given: argparse.Namespace, cluster: str, directory: Path) -> Request:
         UserError: a value is wrong, or the job does not exist.
     """
     defaults = read_settings_file(directory / SETTINGS_FILE)
+    used = {key: text for key, text in defaults.items() if getattr(given, key) is None}
     gpus = given.gpus if given.gpus is not None else defaults.get("gpus")
     if gpus is None:
         raise UserError(
@@ -83,6 +92,7 @@ def read(given: argparse.Namespace, cluster: str, directory: Path) -> Request:
         dry_run=given.dry_run,
         then_report=given.then_report,
         wait=given.wait,
+        from_file=tuple(f"--{key}={text}" for key, text in used.items()),
     )
 
 

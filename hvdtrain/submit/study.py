@@ -49,9 +49,10 @@ class Plan:
 @dataclass(frozen=True)
 class Again:
     """What `retry` and `resume` leave out of a request: cells in `done`, which their call has run for an earlier one, and,
-    with `failed_only`, what was interrupted or never began.
+    with `failed_only`, what was interrupted or never began. `folder` is the study's, which may have been renamed since.
     """
 
+    folder: Path
     failed_only: bool
     done: frozenset[str] = frozenset()
 

@@ -151,3 +151,28 @@ def test_retry_leaves_to_resume_what_did_not_fail(submit: Submit, room: Path) ->
     assert (done.returncode, done.stdout) == (0, "nothing to retry: no cell failed\n")
     assert hvdtrain_in(room, "resume", "toy").returncode == 0
     assert [status(folder) for folder in (stopped, unrun)] == ["completed"] * 2
+
+
+def test_a_study_that_was_renamed_goes_on_under_its_new_name(submit: Submit, room: Path) -> None:
+    assert submit("--gpus", "1", "--seeds", "1,2").returncode == 0
+    (room / "runs" / "toy").rename(room / "runs" / "first")
+    study = room / "runs" / "first"
+    record.write_json(study / "n1-s1" / "result.json", {"status": "cancelled", "reason": "", "exit_code": 1})
+    done = hvdtrain_in(room, "resume", "first")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert status(study / "n1-s1") == "completed"
+    assert str(study / "n1-s1") in (study / "n1-s1" / "script.sh").read_text().replace("'\"'\"'", "'")
+    assert not (room / "runs" / "toy").exists()
+
+
+def test_what_a_request_took_from_hvdtrain_toml_is_what_goes_on(submit: Submit, room: Path) -> None:
+    settings = room / "hvdtrain.toml"
+    settings.write_text("gpus = [1]\n")
+    assert submit("--seeds", "1,2").returncode == 0
+    study = room / "runs" / "toy"
+    record.write_json(study / "n1-s1" / "result.json", {"status": "cancelled", "reason": "", "exit_code": 1})
+    settings.write_text('job = "digits"\ngpus = [2]\n')
+    done = hvdtrain_in(room, "resume", "toy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.parent.name for path in study.glob("*/cell.json")) == ["n1-s1", "n1-s2"]
+    assert status(study / "n1-s1") == "completed"

@@ -6,6 +6,7 @@ import errno
 import itertools
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hvdtrain import record
 from hvdtrain.site import commands
 from hvdtrain.site.commands import SlurmError
-from hvdtrain.submit import batch_script, cli, control, sbatch, status, submissions
+from hvdtrain.submit import again, batch_script, cli, control, sbatch, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
@@ -75,19 +76,19 @@ def ended(status: str, cell: str = "n2", **more: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("again", "result"), [("retry", None), ("resume", "preempted"), ("submit", "preempted"), ("submit", None)]
+    ("by", "result"), [("retry", None), ("resume", "preempted"), ("submit", "preempted"), ("submit", None)]
 )
 def test_nothing_is_submitted_while_nobody_says_what_runs(
-    slurm: Slurm, capsys: pytest.CaptureFixture[str], again: str, result: str | None
+    slurm: Slurm, capsys: pytest.CaptureFixture[str], by: str, result: str | None
 ) -> None:
     assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
     if result is not None:
         ended(result)
     slurm.silent = {"squeue"}
-    call = {"retry": control.retry, "resume": control.resume, "submit": cli.main}[again]
-    words = [*SUBMIT, "--gpus", "2", "--retry-failed"] if again == "submit" else ["toy"]
+    call = {"retry": again.retry, "resume": again.resume, "submit": cli.main}[by]
+    words = [*SUBMIT, "--gpus", "2", "--retry-failed"] if by == "submit" else ["toy"]
     with pytest.MonkeyPatch.context() as patch:
-        if again == "submit":  # which first asks whether there is a cluster
+        if by == "submit":  # which first asks whether there is a cluster
             patch.setattr("hvdtrain.submit.slurm.Slurm.look", lambda self, request: [])
         assert call(words) == 2
     assert len(slurm.submitted) == 1
@@ -108,14 +109,14 @@ def test_cancel_does_not_say_that_nothing_runs_while_nobody_knows(
 def test_a_job_in_a_state_that_is_not_known_may_run(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
     slurm.state("7", "SOMETHING_NEW")
-    assert control.retry(["toy"]) == 0
+    assert again.retry(["toy"]) == 0
     assert cli.main([*SUBMIT, "--gpus", "2", "--retry-failed"]) == 0
     told = capsys.readouterr().out
     assert "nothing to retry: no cell failed" in told
     assert "0 to run, 1 in the queue already" in told
     assert len(slurm.submitted) == 1
     ended("preempted")
-    assert control.resume(["toy"]) == 0
+    assert again.resume(["toy"]) == 0
     assert len(slurm.submitted) == 1
     assert control.cancel(["toy"]) == 0
     assert slurm.cancelled == ["7"]
@@ -124,7 +125,7 @@ def test_a_job_in_a_state_that_is_not_known_may_run(slurm: Slurm, capsys: pytest
 def test_a_job_that_slurm_has_forgotten_is_tried_again(slurm: Slurm) -> None:
     assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
     slurm.jobs.clear()
-    assert control.retry(["toy"]) == 0
+    assert again.retry(["toy"]) == 0
     assert len(slurm.submitted) == 2
 
 
@@ -177,7 +178,7 @@ def test_no_cell_at_a_time_is_refused(slurm: Slurm, capsys: pytest.CaptureFixtur
     assert cli.main([*SUBMIT, "--gpus", "1,2"]) == 0
     ended("failed")
     slurm.jobs.clear()
-    assert control.retry(["toy", "--max-parallel", given]) == 2
+    assert again.retry(["toy", "--max-parallel", given]) == 2
     assert f'--max-parallel "{given}": legal is one whole number from 1' in capsys.readouterr().err
 
 
@@ -278,3 +279,25 @@ def test_what_would_fit_is_not_refused_in_its_turn(
     assert advice in told
     if found := re.search(r"--time (\d+) ", told):
         assert cli.main([*words, found[1]]) == 0
+
+
+# --- a study that is somewhere else now ---------------------------------------------------------------------------
+
+
+def test_a_copied_study_is_not_trained_in_the_place_of_the_first(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended("failed")
+    slurm.jobs.clear()
+    shutil.copytree("runs/toy", "runs/copy")
+    assert again.retry(["copy"]) == 2
+    assert len(slurm.submitted) == 1
+    told = capsys.readouterr().err
+    assert f"the script of n2 trains in {Path('runs/toy/n2').resolve()}" in told
+    assert "--study copy --retry-failed" in told
+    Path("link").symlink_to("runs/toy")
+    assert again.retry(["link"]) == 0, "another name of the same place"
+    slurm.jobs.clear()
+    assert cli.main([*SUBMIT, "--gpus", "2", "--study", "copy", "--retry-failed"]) == 0
+    assert again.retry(["copy"]) == 0
