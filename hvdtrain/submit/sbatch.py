@@ -49,7 +49,7 @@ def submit(study: Path, submission: Submission, script: str, words: Sequence[str
 
     Raises:
         Refused: SLURM said no.
-        Unanswered: it said nothing.
+        Unanswered: it said nothing, or does not end what is to go.
         OSError: the number cannot be noted.
     """
     number = None
@@ -66,26 +66,28 @@ def submit(study: Path, submission: Submission, script: str, words: Sequence[str
         raise
     except BaseException as error:
         if not isinstance(error, Refused):
-            _withdraw(submission, number)
+            try:
+                _withdraw(submission, number)
+            except SlurmError as silent:
+                raise Unanswered(
+                    f"{str(error) or 'interrupted'}\n{silent}\nWhether SLURM has the job still is not known. When it answers, "
+                    "`hvdtrain status` finds the job by its name, and `hvdtrain cancel` ends it."
+                ) from error
         submissions.forget(study, submission)
         raise
 
 
 def _withdraw(submission: Submission, number: str | None = None) -> None:
-    """Ctrl-C, or a full disk: the job has to go, even if SLURM took it and nobody heard its number."""
-    try:
-        if number is None:
-            time.sleep(1.0)  # the question may be on its way still, and both ends may be slow
-            number = submissions.find(submission, queue.live_and_recent().values())
-        if number is not None:
-            cancel([number])
-    except SlurmError as error:
-        job = f"--name={submission.name}" if number is None else number
-        print(
-            f"note: stopped while SLURM was asked, and it does not say whether it has the job still: {error}\n"
-            f"note: this ends it if it has: scancel {job}",
-            file=sys.stderr,
-        )
+    """Ctrl-C, or a full disk: the job has to go, even if SLURM took it and nobody heard its number.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    if number is None:
+        time.sleep(1.0)  # the question may be on its way still, and both ends may be slow
+        number = submissions.find(submission, queue.live_and_recent().values())
+    if number is not None:
+        cancel([number])
 
 
 def cancel(numbers: Sequence[str]) -> None:
@@ -115,7 +117,12 @@ def submit_text(script: str, name: str, words: Sequence[str] = ()) -> str:
             return _through_submitit(script, name, words)
     except BaseException as error:
         if not isinstance(error, Refused) or _is_no_answer(error):
-            _withdraw(submission)
+            try:
+                _withdraw(submission)
+            except SlurmError as silent:
+                print(
+                    f"note: {silent}\nnote: this ends the job, if SLURM has it: scancel --name={name}", file=sys.stderr
+                )
         raise
 
 

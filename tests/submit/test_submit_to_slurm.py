@@ -204,6 +204,27 @@ def test_no_job_and_no_file_stays_of_a_submission_that_is_not_written_down(
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_job_that_can_be_neither_noted_nor_cancelled_keeps_its_cell(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    def fails(*given: object, **changes: object) -> None:
+        raise error
+
+    slurm.silent = {"scancel"}
+    with monkeypatch.context() as patch:
+        patch.setattr(submissions, "update", fails)
+        assert cli.main([*SUBMIT, "--gpus", "2"]) == 2
+    told = capsys.readouterr().err
+    assert str(error) in told
+    assert "`hvdtrain cancel` ends it" in told
+    slurm.silent = set()
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    assert "0 to run, 1 in the queue already" in capsys.readouterr().out
+    assert again.retry(["toy"]) == 0
+    assert len(slurm.submitted) == 1
+
+
 def test_ctrl_c_while_an_unanswered_job_is_looked_for(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     def unanswered(script: str, name: str, words: Sequence[str]) -> str:
         slurm.sbatch(script, name, words)
