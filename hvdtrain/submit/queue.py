@@ -65,13 +65,14 @@ class Usage:
     name: str = ""
 
 
-def live_and_recent() -> dict[str, Job]:
-    """All jobs of this user that the controller remembers, by id: one call of squeue.
+def live_and_recent(others: Iterable[int] = ()) -> dict[str, Job]:
+    """All jobs of this user, and of `others` by their numbers, that the controller remembers, by id: one call of squeue.
 
     Raises:
         SlurmError: the controller does not answer.
     """
-    argv = ["squeue", "--noheader", "--array", "--all", "--states=all", f"--user={os.getuid()}", f"--format={_SQUEUE}"]
+    users = ",".join(map(str, sorted({os.getuid(), *others})))
+    argv = ["squeue", "--noheader", "--array", "--all", "--states=all", f"--user={users}", f"--format={_SQUEUE}"]
     return parse_squeue(commands.call(argv))
 
 

@@ -85,6 +85,15 @@ def read(study: Path) -> list[Submission]:
     return found
 
 
+def owners(study: Path, submissions: Iterable[Submission]) -> set[int]:
+    """Who made them, as numbers of users: somebody may look after a colleague's study."""
+    found = set()
+    for submission in submissions:
+        with contextlib.suppress(FileNotFoundError):  # taken back in this moment
+            found.add((study / FOLDER / submission.folder).stat().st_uid)
+    return found
+
+
 def latest(submissions: Sequence[Submission]) -> dict[str, Submission]:
     """For each cell the submission that counts: its newest."""
     return {cell: submission for submission in submissions for cell in submission.cells}

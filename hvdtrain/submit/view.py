@@ -64,7 +64,7 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     jobs: dict[str, Job] = {}
     answered = True
     try:
-        jobs = queue.live_and_recent()
+        jobs = queue.live_and_recent(submissions.owners(folder, known))
     except SlurmError as error:
         if must_answer:
             raise SlurmError(

@@ -124,7 +124,7 @@ def test_an_attempt_that_was_killed_used_nothing_after_its_last_sign(
     monkeypatch.setattr(queue, "remembered", dict)
     for state, hours in (("RUNNING", 4.0), ("PENDING", 1 / 3), ("NODE_FAIL", 1 / 3), (None, 1 / 3)):
         jobs = {} if state is None else {"7": Job("7", state, "n2.ab")}
-        monkeypatch.setattr(queue, "live_and_recent", lambda jobs=jobs: jobs)
+        monkeypatch.setattr(queue, "live_and_recent", lambda others, jobs=jobs: jobs)
         (seen,) = look(tmp_path, [record.read_cell(folder)]).cells
         assert seen.spent is not None and seen.spent.estimated
         assert seen.spent.gpu_hours == pytest.approx(hours, rel=0.01), state
@@ -146,7 +146,9 @@ def test_a_result_that_the_file_system_hides_at_first(
     monkeypatch.setattr(
         record, "read_json", lambda path: None if path == hidden and str(folder) not in listed else read(path)
     )
-    monkeypatch.setattr(queue, "live_and_recent", lambda: {} if state is None else {"7": Job("7", state, "n2.ab")})
+    monkeypatch.setattr(
+        queue, "live_and_recent", lambda others: {} if state is None else {"7": Job("7", state, "n2.ab")}
+    )
     monkeypatch.setattr(queue, "accounted", lambda ids, since: ({}, {}))
     monkeypatch.setattr(queue, "remembered", dict)
     (seen,) = look(tmp_path, [record.read_cell(folder)]).cells
@@ -268,3 +270,15 @@ def test_whose_jobs_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.commands, "call", lambda argv: [asked.extend(argv), ""][1])
     queue.live_and_recent()
     assert f"--user={os.getuid()}" in asked
+
+
+def test_the_jobs_of_a_colleague_s_study_are_asked_for_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = cell(tmp_path)
+    submission = {name: value for name, value in dataclasses.asdict(SUBMITTED).items() if name != "folder"}
+    record.write_json(tmp_path / "submissions" / SUBMITTED.folder / "submission.json", submission)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    asked: list[str] = []
+    monkeypatch.setattr(queue.commands, "call", lambda argv, *more: [asked.extend(argv), ""][1])
+    look(tmp_path, [seen])
+    assert f"--user={owner},{owner + 1}" in asked
