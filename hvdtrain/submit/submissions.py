@@ -39,6 +39,7 @@ class Submission:
         job: its number; None until SLURM has answered.
         overrides: words that were given to sbatch beside the script.
         cancelled: cells that the user has cancelled.
+        study: the study's folder, from which it may have been moved or copied since.
     """
 
     folder: str
@@ -49,6 +50,7 @@ class Submission:
     job: str | None = None
     overrides: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
+    study: str = ""
 
     @property
     def array(self) -> bool:
@@ -76,13 +78,19 @@ def job_name(label: str, folder: Path, cells: Iterable[str]) -> str:
 
 
 def read(study: Path) -> list[Submission]:
-    """All submissions of a study, in the order in which they were made."""
+    """All submissions of a study, in the order in which they were made; of a copy's those that it has made itself."""
     found = []
     for path in sorted((study / FOLDER).glob("*/submission.json")):
         facts = record.read_json(path) or {}
         lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
         found.append(Submission(folder=path.parent.name, **{**facts, **lists}))
-    return found
+    here = study.resolve()
+    return [each for each in found if each.study in ("", str(study)) or not _is_elsewhere(Path(each.study), here)]
+
+
+def _is_elsewhere(study: Path, here: Path) -> bool:
+    """Whether `study` is there still, and not in `here`."""
+    return (study / "study.json").exists() and study.resolve() != here
 
 
 def owners(study: Path, submissions: Iterable[Submission]) -> set[int]:
@@ -111,7 +119,7 @@ def draft(study: Path, scripts: Mapping[str, str], number: int, parallel: int | 
         script = batch_script.render_array(list(scripts.values()), job_name=name, folder=place, parallel=parallel)
     # The site may have sbatch given another name than the launcher takes.
     own = [given for text in scripts.values() if (given := batch_script.argument(text, "--job-name")) is not None]
-    return Submission(folder, name, cells, tuple(dict.fromkeys([*names, *own])), now()), script
+    return Submission(folder, name, cells, tuple(dict.fromkeys([*names, *own])), now(), study=str(study)), script
 
 
 def now() -> str:

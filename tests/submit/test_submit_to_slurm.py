@@ -322,3 +322,15 @@ def test_a_copied_study_is_not_trained_in_the_place_of_the_first(
     slurm.jobs.clear()
     assert cli.main([*SUBMIT, "--gpus", "2", "--study", "copy", "--retry-failed"]) == 0
     assert again.retry(["copy"]) == 0
+
+
+def test_the_jobs_of_a_study_are_not_those_of_its_copy(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    shutil.copytree("runs/toy", "runs/copy")
+    assert control.cancel(["copy"]) == 0
+    assert slurm.cancelled == []
+    assert cli.main([*SUBMIT, "--gpus", "2", "--study", "copy"]) == 0
+    assert sorted(slurm.jobs) == ["7", "8"]
+    Path("runs/toy").rename("runs/first")
+    assert control.cancel(["first"]) == 0
+    assert slurm.cancelled == ["7"]
