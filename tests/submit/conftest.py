@@ -6,7 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from slurm_stand_in import Slurm
 from submit_helpers import TOY, Submit, command, plain_environment
+
+from hvdtrain.site import commands
+from hvdtrain.submit import sbatch
 
 
 @pytest.fixture
@@ -35,3 +39,16 @@ def submit(room: Path) -> Submit:
         )
 
     return run
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """In a room of its own, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    found = Slurm()
+    monkeypatch.setattr(commands, "present", lambda: False)
+    monkeypatch.setattr(commands, "call", found.call)
+    monkeypatch.setattr(sbatch, "_through_submitit", found.sbatch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return found

@@ -1,4 +1,4 @@
-"""Submission, retry and cancel where SLURM is silent, refuses, or goes away in the middle; a stand-in for it, which can do that."""
+"""Submission, retry and cancel where SLURM is silent, refuses, or goes away in the middle."""
 
 from __future__ import annotations
 
@@ -11,61 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from slurm_stand_in import Slurm
 
 from hvdtrain import record
-from hvdtrain.site import commands
-from hvdtrain.site.commands import SlurmError
 from hvdtrain.submit import again, batch_script, cli, control, sbatch, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
 SUBMIT = ["--cluster", "slurm", "--launcher", "gloo", "--study", "toy"]
-
-
-class Slurm:
-    """`jobs` is what squeue says, `silent` which programs do not answer, `accepts` how many more calls of sbatch it takes."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
-        self.silent: set[str] = set()
-        self.accepts = 100
-        self.cancelled: list[str] = []
-        self.submitted: list[str] = []
-        self._numbers = itertools.count(7)
-
-    def call(self, argv: Sequence[str], seconds: float = 60.0, *, times: str | None = None) -> str:
-        if argv[0] in self.silent:
-            raise SlurmError(f"{argv[0]} ended with status 1:\n  Unable to contact slurm controller (connect failure)")
-        if argv[0] == "scancel":
-            self.cancelled += argv[1:]
-            self.jobs = {number: job for number, job in self.jobs.items() if number not in argv}
-        if argv[0] == "squeue":
-            return "".join(f"{job.id}\t{job.name}\t{job.state}\t\tN/A\t0:00\t\tNone\n" for job in self.jobs.values())
-        return ""
-
-    def sbatch(self, script: str, name: str, words: Sequence[str]) -> str:
-        if len(self.submitted) == self.accepts:
-            raise sbatch.Refused(f"SLURM does not take the submission {name}:\n  no more today")
-        number = str(next(self._numbers))
-        self.jobs[number] = Job(number, "PENDING", name)
-        self.submitted.append(name)
-        return number
-
-    def state(self, number: str, state: str) -> None:
-        self.jobs[number] = Job(number, state, self.jobs[number].name)
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    """In a room of its own, which is the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    found = Slurm()
-    monkeypatch.setattr(commands, "present", lambda: False)
-    monkeypatch.setattr(commands, "call", found.call)
-    monkeypatch.setattr(sbatch, "_through_submitit", found.sbatch)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    return found
 
 
 def ended(status: str, cell: str = "n2", **more: object) -> None:
