@@ -30,6 +30,13 @@ class Ahead:
         self._made: dict[Key, Future[Any]] = {}
         self._lock = threading.Lock()
 
+    def forget(self) -> None:
+        """What was made ahead is not what will be asked for."""
+        with self._lock:
+            for each in self._made.values():
+                each.cancel()
+            self._made.clear()
+
     def get(self, key: Key, steps: int) -> Any:
         """The batch of `key`, in an epoch of `steps` steps. What its making raised is raised here."""
         epoch, skipped, step = key

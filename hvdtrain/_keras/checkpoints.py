@@ -82,7 +82,8 @@ class Checkpoints:
                 saved = self._store.newest(_say)
                 if saved is not None:
                     content = _read(saved.path)
-                    content["stopped_early"] = content.get("stopped_early", False) or saved.facts.get("over", False)
+                    over = content.get("stopped_early", False) or saved.facts.get("over", False)
+                    content = {**(_at_the_end(content) if over else content), "stopped_early": over}
             except UserError as error:
                 problem = str(error)
         _raise_everywhere(problem, "checkpoint read")
@@ -93,6 +94,13 @@ class Checkpoints:
 def _raise_everywhere(problem: str, what: str) -> None:
     if problem := from_rank_zero(problem, what):
         raise agreed(CheckpointError(problem))
+
+
+def _at_the_end(content: dict[str, Any]) -> dict[str, Any]:
+    """Of the epoch that a callback ended in its middle, where nothing goes on from there any more."""
+    if "ended" not in content:
+        return content
+    return {**content["ended"], "ranks": [rank["ended"] for rank in content["ranks"]]}
 
 
 class _Unpickler(pickle.Unpickler):

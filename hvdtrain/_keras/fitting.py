@@ -117,6 +117,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
         finally:
             ours.end()
             _recorded = ours.recorded
+            if ours.loader is not None:
+                ours.loader.train_as()
     if ours.left_early:
         ours.checkpoints.leave_early()
     history.history = ours.history
@@ -129,7 +131,7 @@ def _go_on(model: Any, ours: Training, arguments: dict[str, Any]) -> None:
     assert content is not None
     ours.history = {key: list(values) for key, values in content["history"].items()}
     if content["consumed"] and model.steps_per_execution > 1:
-        content["consumed"] = 0  # calls of several steps cannot begin at any step: this epoch begins anew
+        content["consumed"], content["anew"] = 0, True  # calls of several steps cannot begin at any step
     over = content["epoch"] >= arguments["epochs"] or content.get("stopped_early", False)
     ours.over = over
     arguments["initial_epoch"] = max(arguments["initial_epoch"], arguments["epochs"] if over else content["epoch"])
@@ -194,13 +196,17 @@ def _without_xla(model: Any) -> None:
 
 def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
     """Build the model, and mend or refuse what in `compile` and `fit` does not go together with several ranks."""
-    _build(model, arguments["x"])
     if ours.loader is not None:
         arguments["shuffle"] = False  # Keras would shuffle the batches once more, in another order on each rank
+        changed = [name for name in ("steps_per_epoch", "class_weight") if arguments[name] is not None]
+        if changed and arguments["validation_data"] is ours.loader:
+            raise UserError(
+                f"{changed[0]} is of training alone: give validation_data a validation_loader of the same arrays"
+            )
         # Keras would begin an epoch where the one before ended, with batches that weigh otherwise.
-        ours.loader.limit(arguments["steps_per_epoch"])
-        ours.loader.weigh(arguments["class_weight"])
+        ours.loader.train_as(arguments["steps_per_epoch"], arguments["class_weight"])
         arguments["steps_per_epoch"] = arguments["class_weight"] = None
+    _build(model, arguments["x"])
     if ours.loader is not None and model.steps_per_execution > 1:
         weights = {batch.weight for batch in ours.loader.batches()}
         if weights != {1.0}:

@@ -109,13 +109,10 @@ class Optimizers:
         """Where a callback sets the rate of one rank."""
         known = inner_state(self._model.optimizer)
         before, after, base = self._at_begin, self._scheduled, known.base_rate
-        if (
-            world().rank == 0
-            and base is not None
-            and after is not None
-            and after != before
-            and after == np.float32(base)
-        ):
+        if base is None or after is None or world().rank != 0:
+            return
+        by_rule, of_one_rank = np.float32(base * known.scaling), np.float32(base)
+        if by_rule != of_one_rank and before == by_rule and after == of_one_rank:
             print(
                 f"hvdtrain: note: a callback has set the learning rate to {base:g}, that for one rank, where the rule "
                 f"{known.rule} made it {float(before):g}. LearningRateScheduler(lambda epoch, rate: ...) can scale the rate that "

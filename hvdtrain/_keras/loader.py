@@ -63,26 +63,28 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         """Give the batches of `epoch` from now on, without its first `skipped` samples of the whole world."""
         self.epoch, self._skipped = epoch, skipped
 
-    def limit(self, steps: int | None) -> None:
-        """Make an epoch of its first `steps` alone; None: of all.
+    def train_as(self, steps: int | None = None, class_weight: dict[int, float] | None = None) -> None:
+        """What a `fit` asks for, until it is over.
+
+        Args:
+            steps: those of an epoch: its first ones; None: all.
+            class_weight: the weight that a sample of each class has in the loss.
 
         Raises:
-            UserError: no step.
+            UserError: no step, or always the same ones; samples have weights of their own, or several targets.
         """
         if steps is not None and steps < 1:
             raise UserError(f"an epoch has at least one step: steps_per_epoch={steps}")
-        self._limit, self._batches = steps, (0, 0, [])
-
-    def weigh(self, class_weight: dict[int, float] | None) -> None:
-        """Give each sample the weight that its class has in the loss; None: none.
-
-        Raises:
-            UserError: samples have weights of their own, or several targets.
-        """
+        if steps is not None and steps < self._steps() and not self._shuffle:
+            raise UserError(
+                f"with shuffle=False each epoch would have the same steps: leave out steps_per_epoch={steps}"
+            )
         given = self._arrays[1:]
         if class_weight is not None and (len(given) != 1 or keras.tree.is_nested(given[0]) or np.ndim(given[0]) > 2):
             raise UserError("class_weight goes with one class for each sample, y, and without sample_weight")
-        self._class_weight = class_weight
+        if class_weight != self._class_weight and self._ahead:
+            self._ahead.forget()
+        self._limit, self._class_weight, self._batches = steps, class_weight, (0, 0, [])
 
     def batches(self) -> list[ShardBatch]:
         """This rank's part of each remaining step of the epoch; every rank has as many."""

@@ -36,6 +36,7 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
         raise UserError("the model has no variables yet: call it on a batch, or give it an Input, before broadcast()")
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    _seeds(model)  # if Keras' own is made only now, by a number of Python's, then not in the middle of training
     if world().size > 1:
         shapes = [(variable.path, tuple(variable.shape)) for variable in [*model.variables, *optimizer.variables]]
         _same_everywhere(shapes)
@@ -151,8 +152,9 @@ def restore_own(model: Any, state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     backend().set_random_state(state["backend"])
-    # Earlier versions kept those of layers alone.
-    _assign(_seeds(model)[: len(state["seeds"])], state["seeds"])
+    # Those of layers come first; earlier versions, and several devices in one process, have no others.
+    seeds = list(zip(_seeds(model), state["seeds"], strict=False))
+    _assign([variable for variable, _ in seeds], [value for _, value in seeds])
     variables = statistics(model)
     # Earlier versions kept frozen weights among them.
     _assign(variables if len(state["statistics"]) == len(variables) else _not_trained(model), state["statistics"])

@@ -76,6 +76,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Another `fit` of this process: its number from 1, the last epoch that those before it recorded, its `initial_epoch`."""
         self.checkpoints = Checkpoints(folder_for(self._asked, number=fit), self._keep)
         self.history, self.over, self.left_early = {}, False, False
+        self._within = self._restoring = None  # one before may have been broken off
         # One that begins to count at 0 is recorded after those before it; one that counts on (initial_epoch) does so itself.
         self.epochs_before = max(0, recorded - first)
         self.content = self.checkpoints.load()
@@ -141,7 +142,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def before_others_begin(self, epoch: int) -> None:
         """The epoch begins, and no other callback has set its learning rate yet."""
-        self._optimizers.before_schedules(self._goes_on(epoch))
+        content = self.content
+        begun = content is not None and epoch == content["epoch"] and (content["consumed"] > 0 or "anew" in content)
+        self._optimizers.before_schedules(content if begun else None)
 
     def _goes_on(self, epoch: int) -> dict[str, Any] | None:
         """The checkpoint, if it is of the middle of this epoch."""
@@ -228,7 +231,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self._stop_now()
         if found.end or (world().size == 1 and self.model.stop_training):
             self.model.stop_training = True
-            if self.loader is not None and self._step < len(self.loader):
+            if self.loader is not None and self.model.steps_per_execution == 1 and self._step < len(self.loader):
                 # Now: the evaluation that may follow resets the metrics.
                 self._within = self._state(self._epoch, self.loader.consumed(self._step - self._skip))
 
@@ -264,7 +267,10 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         early = [each for each in self.others.callbacks if isinstance(each, keras.callbacks.EarlyStopping)]
         stops = any(each.stopped_epoch > 0 for each in early)
         self.left_early = not stops and (self._within is not None or epoch + 1 < self.params["epochs"])
-        self._write(*(self._within or self._state(epoch + 1, consumed=0)), logs, stopped_early=stops)
+        ended = self._state(epoch + 1, consumed=0)
+        for within, whole in zip(self._within or (), ended, strict=self._within is not None):
+            within["ended"] = whole  # for a later fit, once that has saved: then this one is over
+        self._write(*(self._within or ended), logs, stopped_early=stops)
         self.content = self._within = None
         asked, ends = sum_over_ranks([float(stop.requested() != 0), float(self._ends or self.model.stop_training)])
         self.model.stop_training = ends > 0
@@ -305,7 +311,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _stop_now(self) -> None:
         if self.loader is None:
-            self._write(*self._state(self._epoch, consumed=0))
+            content, own = self._state(self._epoch, consumed=0)
+            self._write({**content, "anew": True}, own)
             self._stopped(f"in epoch {self._epoch + 1}, which begins anew")
         # After the last step of an epoch, its end saves.
         if self._step < len(self.loader):

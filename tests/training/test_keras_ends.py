@@ -106,6 +106,42 @@ def test_a_training_that_was_ended_does_not_end_the_next_one(backend: str, tmp_p
     assert [line["samples"] for line in records(tmp_path)] == [32, 64]
 
 
+LATER = """
+class End(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= world.rank == 1 and batch == 2
+class Stop(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and not os.path.exists(sys.argv[1]):
+            hk.sum_over_ranks([0.0])
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+model = model_of(norm=True)
+train = hk.loader(x, y, batch_size=4)
+first = model.fit(train, epochs=1, callbacks=[End(), *hk.callbacks()], verbose=0)
+weights = hk.gather_objects([value.tolist() for value in model.get_weights()])
+model.fit(train, epochs=2, callbacks=[Stop(), *hk.callbacks()], verbose=0)
+if world.rank == 0:
+    print(json.dumps([first.history, weights, [value.tolist() for value in model.get_weights()]]))
+"""
+
+
+@pytest.mark.ranks
+def test_a_training_that_was_ended_within_an_epoch_is_over_once_a_later_one_has_saved(tmp_path: Path) -> None:
+    (tmp_path / "through").mkdir()
+    through = run(2, LATER, tmp_path / "through", tmp_path)
+    assert run(2, LATER, tmp_path, tmp_path / "mark").status == 75
+    again = run(2, LATER, tmp_path, tmp_path / "mark")
+    assert again.status == 0, again.err
+    found, expected = (json.loads(ended.out.splitlines()[-1]) for ended in (again, through))
+    assert found == expected
+    assert len(found[0]["loss"]) == 1 and found[1][0] == found[1][1]
+    parts, whole = (
+        [(line["epoch"], line["samples"]) for line in records(each)] for each in (tmp_path, tmp_path / "through")
+    )
+    assert parts == whole == [(1, 32), (2, 64), (3, 64)]
+
+
 ALONE = """
 accumulated = int(sys.argv[1]) or None
 if world.rank == 0:

@@ -33,6 +33,15 @@ own = np.arange(3)
 assert dataset(own) is own
 many = hk.loader(np.arange(8.0), batch_size=4, workers=2, use_multiprocessing=True)
 assert dataset(many) is many
+ahead = hk.loader(np.arange(20.0), np.arange(20) % 3, batch_size=4, workers=2)
+assert len(ahead[0]) == 2
+for weights in ({0: 3.0}, {0: 2.0}, None):
+    ahead.train_as(3, weights)
+    for index in range(len(ahead)):
+        batch = ahead[index]
+        assert len(batch) == (3 if weights else 2)
+        assert not weights or batch[2].tolist() == [weights.get(each, 1.0) for each in batch[1]]
+assert index == 2
 print("all the same")
 """
 
@@ -84,6 +93,9 @@ np.testing.assert_array_equal(by_callback[weights_of], trained(x, y)[weights_of]
 by_class = {0: 3.0, 2: 0.5}
 given = np.array([by_class.get(each, 1.0) for each in y], "float32")
 np.testing.assert_array_equal(trained(x, y, class_weight=by_class), trained(x, y, sample_weight=given))
+whole = hk.loader(x, y, batch_size=20 // world.size)
+trained(whole, class_weight=by_class, steps_per_epoch=1)
+assert (len(whole), len(whole[0])) == (3, 2), "as it was, once the training is over"
 print("ended", *trained(x, y).round(5))
 """
 

@@ -71,3 +71,69 @@ def test_a_model_without_a_call_draws_on_each_rank_for_itself_and_goes_on(tmp_pa
     train("parts", tmp_path / "mark", status=75)
     assert train("parts", tmp_path / "mark") == whole
     assert len(set(whole[1])) == 2
+
+
+ALONE = """
+import os, pathlib, random, signal, sys
+import keras, numpy as np, tensorflow as tf
+import hvdtrain.keras as hk
+from hvdtrain._keras import state
+from hvdtrain._keras.checkpoints import Checkpoints
+hk.init("single")
+x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+folder = pathlib.Path(sys.argv[1])
+
+def made():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dropout(0.1)])
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+    return model
+
+keras.utils.set_random_seed(1)
+model = made()
+hk.broadcast(model)
+before = random.getstate()
+own = state.own_state(model)
+assert random.getstate() == before, "Keras' generator of its own takes a number from Python's when it is made"
+own["seeds"].append(own["seeds"][0])
+state.restore_own(model, own)  # of one device, to several of one process
+
+class Breaks(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 1
+    def on_epoch_end(self, epoch, logs=None):
+        raise OSError("broken off")
+
+ours = hk.callbacks(checkpoints=folder / "broken")
+try:
+    model.fit(hk.loader(x, x, batch_size=4), callbacks=[Breaks(), *ours], verbose=0)
+except OSError as error:
+    print(error)
+second = made()
+second.fit(hk.loader(x, x, batch_size=4), callbacks=ours, verbose=0)
+(kept,) = [each for each in folder.glob("broken*") if any(each.iterdir())]
+content = Checkpoints(kept, 2).load()
+assert (content["epoch"], content["consumed"]) == (1, 0)
+assert all((a == b).all() for a, b in zip(content["weights"], second.get_weights()))
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if not (folder / "mark").exists() and self.model.optimizer.iterations == 6:
+            (folder / "mark").touch()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)
+data = tf.data.Dataset.from_tensor_slices((x, x)).batch(4)
+third = made()
+given = [Stop(), lower, *hk.callbacks(checkpoints=folder / "rates")]
+history = third.fit(data, epochs=3, callbacks=given, verbose=0).history
+np.testing.assert_allclose(history["learning_rate"], [0.1 * 0.9**epoch for epoch in (1, 2, 3)], rtol=1e-6)
+print("all three")
+"""
+
+
+def test_one_process_draws_breaks_off_and_begins_epochs_anew(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ALONE)
+    stopped, ended = (run_world(1, script, tmp_path / "kept", KERAS_BACKEND="tensorflow") for _ in range(2))
+    assert stopped.status == 75, stopped.err
+    assert (ended.status, ended.out.count("all three")) == (0, 1), ended.err
