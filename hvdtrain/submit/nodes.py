@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvdtrain.site.detect import Facts
 from hvdtrain.site.files import DETECTED, Profile
-from hvdtrain.site.profile import Gpu
+from hvdtrain.site.profile import Gpu, Site
 from hvdtrain.site.rooms import Room, room, rooms
 
 
@@ -43,7 +44,8 @@ def nodes_for(profile: Profile, facts: Facts | None, gpu_type: str | None) -> No
         return profile.origins.get(origin) == DETECTED
 
     # What was detected is of the partition that jobs go to by themselves, and another one may have been asked for.
-    found = _room(facts, gpu, site.partition)
+    partition = _partition(site, gpu)
+    found = _room(facts, gpu, partition)
     same_size = not detected("per_node", "gpus_per_node" if with_gpus else "ranks_per_node")
     if found is not None:
         per_node = per_node if same_size else found.per_node
@@ -51,9 +53,16 @@ def nodes_for(profile: Profile, facts: Facts | None, gpu_type: str | None) -> No
     if detected("nodes", "nodes"):
         if found is not None:
             number, sizes = found.nodes, None if same_size else found.sizes
-        elif _hidden(facts, gpu.partition or site.partition):
+        elif _hidden(facts, partition):
             number = None
     return Nodes(with_gpus, per_node, number, sizes, cpus)
+
+
+def _partition(site: Site, gpu: Gpu) -> str | None:
+    """The one that sbatch is told, as it takes what the script and the environment say; None: the cluster's default one."""
+    own = [text.partition("=")[2] for text in site.directives if text.startswith("--partition=")]
+    chosen = None if "partition" in site.skip else gpu.partition or site.partition
+    return (own[-1] if own else chosen) or os.environ.get("SBATCH_PARTITION") or None
 
 
 def _room(facts: Facts | None, gpu: Gpu, partition: str | None) -> Room | None:
@@ -61,7 +70,7 @@ def _room(facts: Facts | None, gpu: Gpu, partition: str | None) -> Room | None:
     if facts is None:
         return None
     default = next((group.partition for group in facts.groups if group.default), "")
-    return room(rooms(facts.groups, gpu.slurm), gpu.partition or partition or default)
+    return room(rooms(facts.groups, gpu.slurm), partition or default)
 
 
 def _hidden(facts: Facts | None, partitions: str | None) -> bool:

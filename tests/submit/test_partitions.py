@@ -28,6 +28,7 @@ GPUS = """\
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SBATCH_PARTITION", raising=False)
     return tmp_path
 
 
@@ -157,6 +158,22 @@ def test_nodes_that_a_partition_has(
     else:
         with pytest.raises(UserError, match=r"there are 2 GPUs.*: 1 node with 2 each"):
             slurm.shape(gpus, gpu_type)
+
+
+def test_a_partition_that_sbatch_is_told_by_other_means(monkeypatch: pytest.MonkeyPatch, room: Path) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu8")
+    assert cluster(monkeypatch, MIXED).shape(8) == Shape(1, 8, 8)
+    # The script that sbatch gets names one, and then the variable does not count.
+    assert cluster(monkeypatch, MIXED, "--partition", "gpu4").shape(8) == Shape(2, 4, 4)
+    (room / "hvdtrain.toml").write_text('[site]\nskip = ["partition"]\n')
+    assert cluster(monkeypatch, MIXED, "--partition", "gpu4").shape(8) == Shape(1, 8, 8)
+    monkeypatch.setenv("SBATCH_PARTITION", "")
+    (room / "hvdtrain.toml").write_text('[site]\ndirectives = ["--exclusive", "--partition=gpu8"]\n')
+    for words in ([], ["--partition", "gpu4"]):
+        assert cluster(monkeypatch, MIXED, *words).shape(8) == Shape(1, 8, 8)
+    monkeypatch.setenv("SBATCH_PARTITION", "hidden")
+    (room / "hvdtrain.toml").unlink()
+    assert nodes(monkeypatch, GPUS, 400) == 100
 
 
 def test_what_a_mixed_partition_has_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
