@@ -57,9 +57,20 @@ def rooms(groups: Sequence[Group], gpu_type: str | None = None) -> dict[str, Roo
 
 
 def room(found: Mapping[str, Room], partitions: str) -> Room | None:
-    """That of `partitions`, as sbatch takes them: of several names the one with most nodes, for SLURM picks one. None: of none."""
-    named = [found[name.strip()] for name in partitions.split(",") if name.strip() in found]
-    return max(named, key=lambda each: each.nodes, default=None)
+    """That of `partitions`, as sbatch takes them: of several names SLURM picks one. None: of none.
+
+    Of each size there are as many nodes as one of them has: a job never has nodes of two. `cpus` is what there is on each.
+    """
+    named = [found[name] for name in dict.fromkeys(map(str.strip, partitions.split(","))) if name in found]
+    if len(named) < 2:
+        return named[0] if named else None
+    sizes: dict[int, int] = {}
+    for size in sorted({size for each in named for size in each.sizes}, reverse=True):
+        most = max(sum(number for other, number in each.sizes.items() if other >= size) for each in named)
+        if more := most - sum(sizes.values()):
+            sizes[size] = more
+    cpus = [each.cpus for each in named if each.cpus is not None]
+    return Room(sizes, min(cpus, default=None))
 
 
 def _gpus(group: Group, *, whole: bool) -> int:

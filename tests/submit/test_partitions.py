@@ -176,6 +176,27 @@ def test_a_partition_that_sbatch_is_told_by_other_means(monkeypatch: pytest.Monk
     assert nodes(monkeypatch, GPUS, 400) == 100
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "gpus", "words", "expected"),
+    [
+        ("10|a*|32|1|1-0|x|gpu:1\n4|b|64|1|1-0|x|gpu:8\n", 16, [], Shape(2, 8, 8)),
+        ("20|a*|32|1|1-0|x|gpu:4\n4|b|64|1|1-0|x|gpu:8\n", 8, ["--gpus-per-node", "8"], Shape(1, 8, 8)),
+        ("20|a*|32|1|1-0|x|gpu:4\n4|b|64|1|1-0|x|gpu:8\n", 80, [], Shape(20, 4, 4)),
+        # A job has nodes of one of them, and no more than that has.
+        ("20|a*|32|1|1-0|x|gpu:4\n4|b|64|1|1-0|x|gpu:8\n", 84, [], None),
+    ],
+)
+def test_of_several_partitions_a_job_may_have_the_nodes_of_any_one(
+    monkeypatch: pytest.MonkeyPatch, sinfo: str, gpus: int, words: list[str], expected: Shape | None
+) -> None:
+    slurm = cluster(monkeypatch, sinfo, "--partition", "a,b", *words)
+    if expected is not None:
+        assert slurm.shape(gpus) == expected
+    else:
+        with pytest.raises(UserError, match="nearest that fit: 80"):
+            slurm.shape(gpus)
+
+
 def test_what_a_mixed_partition_has_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = cluster(monkeypatch, MIXED, "--partition", "both")
     with pytest.raises(UserError, match="there are 56 GPUs: 10 nodes with 4 each, 2 nodes with 8 each; nearest"):
