@@ -44,13 +44,14 @@ def is_slice(gpu_type: str) -> bool:
 def rooms(groups: Sequence[Group], gpu_type: str | None = None) -> dict[str, Room]:
     """The room in each partition that has such nodes; `gpu_type` is the site's own name.
 
-    Without a type: whole GPUs, where the cluster has any; else slices of them; else CPUs.
+    Without a type: whole GPUs, where the partition has any; else slices of them; on a cluster without GPUs CPUs.
     """
     by_partition: dict[str, list[tuple[int, Group]]] = {}
-    whole = any(_gpus(group, whole=True) for group in groups)
-    with_gpus = whole or any(group.gpus for group in groups)
+    whole = {group.partition for group in groups if _gpus(group, whole=True)}
+    with_gpus = any(group.gpus for group in groups)
     for group in groups:
-        size = group.gpus.get(gpu_type, 0) if gpu_type else _gpus(group, whole=whole) if with_gpus else group.cpus
+        gpus = _gpus(group, whole=group.partition in whole)
+        size = group.gpus.get(gpu_type, 0) if gpu_type else gpus if with_gpus else group.cpus
         if size:
             by_partition.setdefault(group.partition, []).append((size, group))
     return {name: (_with_gpus if with_gpus else _of_cpus)(found) for name, found in by_partition.items()}

@@ -197,6 +197,22 @@ def test_of_several_partitions_a_job_may_have_the_nodes_of_any_one(
             slurm.shape(gpus)
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "gpus", "words"),
+    [
+        *(
+            ("4|gpu*|64|1|1-0|x|gpu:a100:4\n1|mig|64|1|1-0|x|gpu:a100_1g.5gb:28\n", n, ["--partition", "mig"])
+            for n in (7, 14, 28)
+        ),
+        ("1|int*|64|1|1-0|x|gpu:a100_1g.5gb:28\n8|gpu|64|1|1-0|x|gpu:a100:4\n", 8, []),
+    ],
+)
+def test_a_partition_that_has_slices_of_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, sinfo: str, gpus: int, words: list[str]
+) -> None:
+    assert cluster(monkeypatch, sinfo, *words).shape(gpus) == Shape(1, gpus, gpus)
+
+
 def test_what_a_mixed_partition_has_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = cluster(monkeypatch, MIXED, "--partition", "both")
     with pytest.raises(UserError, match="there are 56 GPUs: 10 nodes with 4 each, 2 nodes with 8 each; nearest"):
