@@ -84,6 +84,7 @@ def combine(parts: Sequence[Layer]) -> Profile:
         for path, value in _leaves(part.values):
             _check_key(path, part.origin)
             if number < named and path[0] == "gpus" and path[-1] == "partition":
+                _put(merged, path, None)  # and not nothing: it may be all that is said of the type
                 continue
             origins[".".join(path)] = part.origin
             _put(merged, path, value)

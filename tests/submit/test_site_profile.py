@@ -14,7 +14,7 @@ from hvdtrain.errors import UserError
 from hvdtrain.site import detect, files
 from hvdtrain.site.detect import Facts
 from hvdtrain.site.files import Layer, combine, layers
-from hvdtrain.site.profile import Site
+from hvdtrain.site.profile import Gpu, Site
 from hvdtrain.site.times import minutes
 
 #: As printed by `sinfo --format=%D|%P|%c|%m|%l|%f|%G` of a site with long gres names, GPUs in several partitions, CPU nodes.
@@ -181,6 +181,13 @@ def test_slices_of_gpus_are_no_gpus_to_count() -> None:
     site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(lines))))]).site
     assert (site.gpus_per_node, site.nodes, site.cpus_per_task) == (4, 3, 16)
     assert site.gpus["a100_1g.5gb"].per_node == 28
+
+
+def test_a_type_stays_known_when_a_partition_goes_before_its_own() -> None:
+    weaker = Layer("weaker", {"gpus": {"h100": {"partition": "hopper"}}})
+    profile = combine([weaker, Layer("stronger", {"partition": "debug"})])
+    assert profile.site.gpus == {"h100": Gpu()}
+    assert profile.site.gpu("h100").partition is None
 
 
 def test_a_gpu_type_that_the_site_has_not() -> None:
