@@ -34,11 +34,14 @@ def _show(site: str | None, as_json: bool) -> int:
     from hvdtrain.site.files import Layer
 
     layers = files.layers(Path.cwd(), site)
+    groups: Sequence[detect.Group] = ()
     try:
-        layers.insert(0, Layer(files.DETECTED, detect.profile(detect.look())))
+        facts = detect.look()
+        groups = facts.groups
+        layers.insert(0, Layer(files.DETECTED, detect.profile(facts)))
     except commands.SlurmError as error:
         print(f"note: no cluster answers, so nothing is detected: {str(error).splitlines()[0]}", file=sys.stderr)
-    profile = files.combine(layers)
+    profile = files.combine(layers, groups)
     values = profile.site.model_dump(mode="json")
     if as_json:
         import json

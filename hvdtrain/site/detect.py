@@ -126,16 +126,11 @@ def profile(facts: Facts) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if name := facts.settings.get("ClusterName"):
         values["name"] = name
-    default = next((group.partition for group in facts.groups if group.default), None)
+    default = default_partition(facts.groups)
     gpus = {}
     for site_name, name in _short_names(facts.groups).items():
         found = rooms(facts.groups, site_name)
-        # A node stands in several partitions; the partition with most nodes of a type counts them once.
-        best = (
-            default
-            if default in found
-            else min(found, key=lambda each: _far_from_best(found[each], each, facts.groups))
-        )
+        best = _home(found, facts.groups)
         gpus[name] = {"slurm": site_name, "per_node": found[best].per_node, "nodes": found[best].nodes}
         if best != default:
             gpus[name]["partition"] = best
@@ -162,6 +157,32 @@ def profile(facts: Facts) -> dict[str, Any]:
     if facts.settings.get("JobRequeue") == "0":
         values["requeue"] = {"on": [], "retries": 0}
     return values
+
+
+def elsewhere(groups: Sequence[Group], partitions: str) -> dict[str, str]:
+    """GPU types, by the names that people use, that none of the `partitions` has, and where their jobs would go by themselves.
+
+    Empty where a partition is not listed: what it has is not known.
+    """
+    named = {name.strip() for name in partitions.split(",")}
+    if not named <= {group.partition for group in groups}:
+        return {}
+    found = {name: rooms(groups, site_name) for site_name, name in _short_names(groups).items()}
+    return {name: _home(where, groups) for name, where in found.items() if named.isdisjoint(where)}
+
+
+def default_partition(groups: Sequence[Group]) -> str | None:
+    """The one of jobs that name none."""
+    return next((group.partition for group in groups if group.default), None)
+
+
+def _home(found: Mapping[str, Room], groups: Sequence[Group]) -> str:
+    """Of the partitions that have a GPU type the one that its jobs go to."""
+    # A node stands in several partitions; the partition with most nodes of a type counts them once.
+    default = default_partition(groups)
+    if default is not None and default in found:
+        return default
+    return min(found, key=lambda each: _far_from_best(found[each], each, groups))
 
 
 def _far_from_best(room: Room, partition: str, groups: Sequence[Group]) -> tuple[float, ...]:

@@ -12,12 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from hvdtrain.errors import UserError, nearest
+from hvdtrain.site import detect
 from hvdtrain.site.profile import Container, Gpu, Limits, Requeue, Site
 
 SETTINGS_FILE = "hvdtrain.toml"
 TABLE = "site"
 #: Origin of what the cluster says of itself.
 DETECTED = "detected"
+#: Origin of what is typed.
+COMMAND_LINE = "the command line"
 _MODELS: Mapping[str, type[Any]] = {"gpus": Gpu, "container": Container, "requeue": Requeue, "limits": Limits}
 
 
@@ -69,10 +72,11 @@ def layers(directory: Path, given: str | None) -> list[Layer]:
     return found
 
 
-def combine(parts: Sequence[Layer]) -> Profile:
+def combine(parts: Sequence[Layer], groups: Sequence[detect.Group] = ()) -> Profile:
     """The profile that the layers make, later ones winning key by key; lists are replaced, not joined.
 
-    A layer's `partition` also wins over those that weaker layers have for GPU types: who names one wants to be there.
+    A layer's `partition` also wins over those that weaker layers have for GPU types: who names one wants to be there. Only
+    one that a file names for all jobs takes no types that it has not, as the cluster's `groups` of nodes say.
 
     Raises:
         UserError: an unknown key (names the nearest), or a value that is not legal there.
@@ -80,11 +84,17 @@ def combine(parts: Sequence[Layer]) -> Profile:
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
     named = max((number for number, part in enumerate(parts) if "partition" in part.values), default=0)
+    general = parts[named].values.get("partition") if parts and parts[named].origin != COMMAND_LINE else None
+    away = detect.elsewhere(groups, general) if isinstance(general, str) else {}
+    for name, partition in away.items():
+        origins[f"gpus.{name}.partition"] = DETECTED
+        _put(merged, ("gpus", name, "partition"), partition)
     for number, part in enumerate(parts):
         for path, value in _leaves(part.values):
             _check_key(path, part.origin)
             if number < named and path[0] == "gpus" and path[-1] == "partition":
-                _put(merged, path, None)  # and not nothing: it may be all that is said of the type
+                if path[1] not in away:
+                    _put(merged, path, None)  # and not nothing: it may be all that is said of the type
                 continue
             origins[".".join(path)] = part.origin
             _put(merged, path, value)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdtrain.site.detect import Facts
+from hvdtrain.site.detect import Facts, default_partition
 from hvdtrain.site.files import DETECTED, Profile
 from hvdtrain.site.profile import Gpu, Site
 from hvdtrain.site.rooms import Room, room, rooms
@@ -69,8 +69,7 @@ def _room(facts: Facts | None, gpu: Gpu, partition: str | None) -> Room | None:
     """None where the partition has no such nodes: what is wrong with it SLURM says in its own words."""
     if facts is None:
         return None
-    default = next((group.partition for group in facts.groups if group.default), "")
-    return room(rooms(facts.groups, gpu.slurm), partition or default)
+    return room(rooms(facts.groups, gpu.slurm), partition or default_partition(facts.groups) or "")
 
 
 def _hidden(facts: Facts | None, partitions: str | None) -> bool:

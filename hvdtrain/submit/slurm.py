@@ -250,7 +250,8 @@ class Slurm:
             typed["cpus_per_task"] = values.count("--cpus-per-task", given.cpus_per_task)
         if given.container is not None:
             typed["container"] = {"image": given.container}
-        profile = files.combine([*detected, *files.layers(Path.cwd(), given.site), Layer("the command line", typed)])
+        parts = [*detected, *files.layers(Path.cwd(), given.site), Layer(files.COMMAND_LINE, typed)]
+        profile = files.combine(parts, self.facts.groups if self.facts is not None else ())
         site = profile.site
         if given.container is not None and site.container.kind == "none":
             kind = "apptainer"

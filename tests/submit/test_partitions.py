@@ -96,6 +96,31 @@ def test_a_partition_that_somebody_names_goes_before_the_one_that_is_found(
     assert dict(asked)["partition"] == partition
 
 
+#: Each GPU type is in a partition of its own.
+APART = "4|a{0}|32|64000|1-0|x|gpu:a100:4\n4|b{1}|32|64000|1-0|x|gpu:v100:4\n9|c{2}|32|64000|1-0|x|(null)\n"
+
+
+@pytest.mark.parametrize("default", [("*", "", ""), ("", "*", ""), ("", "", "*")])
+@pytest.mark.parametrize(
+    ("named", "words", "partition"),
+    [
+        ("a", [], "b"),
+        ("a, c", [], "b"),
+        ("a, b", [], "a, b"),
+        # What is wrong with it SLURM says in its own words; of one that sinfo does not list nobody knows what it has.
+        ("b", ["--partition", "a"], "a"),
+        ("mine", [], "mine"),
+    ],
+)
+def test_a_partition_of_a_file_does_not_take_types_that_it_has_not(
+    monkeypatch: pytest.MonkeyPatch, room: Path, default: tuple[str, ...], named: str, words: list[str], partition: str
+) -> None:
+    (room / "hvdtrain.toml").write_text(f'[site]\npartition = "{named}"\n')
+    slurm = cluster(monkeypatch, APART.format(*default), *words)
+    asked = batch_script.resources(slurm.shape(4, "v100"), slurm.site, "v100")
+    assert dict(asked)["partition"] == partition
+
+
 @pytest.mark.parametrize(
     ("words", "gpu_type", "most"),
     [
