@@ -56,11 +56,24 @@ def look() -> Facts:
     Raises:
         SlurmError: there is no cluster here, or it does not answer.
     """
-    # Without --exact nodes that differ are one entry, with the least of each number: 32+ CPUs.
     # Without --all it leaves out what is hidden, or closed to this user's groups: nothing to send a job to unasked.
-    groups = parse_sinfo(commands.call(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}"]))
+    groups = _groups()
     settings = parse_config(commands.call(["scontrol", "show", "config"]))
     return Facts(groups, settings, mpi_types())
+
+
+def named(partitions: Sequence[str]) -> list[Group]:
+    """The nodes of these partitions, which may be hidden: one call to the controller.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    return _groups(f"--partition={','.join(partitions)}")
+
+
+def _groups(*options: str) -> list[Group]:
+    # Without --exact nodes that differ are one entry, with the least of each number: 32+ CPUs.
+    return parse_sinfo(commands.call(["sinfo", "--noheader", "--exact", *options, f"--format={_FORMAT}"]))
 
 
 def mpi_types() -> list[str]:

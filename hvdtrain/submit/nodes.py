@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hvdtrain.site import detect
 from hvdtrain.site.detect import Facts, default_partition
 from hvdtrain.site.files import DETECTED, Profile
 from hvdtrain.site.profile import Gpu, Site
@@ -27,6 +28,18 @@ class Nodes:
     cpus_per_task: int | None
 
 
+def with_hidden(profile: Profile, facts: Facts) -> Facts:
+    """The facts, with the nodes of partitions that cells may go to and that SLURM shows only to who names them.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    gpus = (Gpu(), *profile.site.gpus.values())
+    wanted = {name.strip() for gpu in gpus for name in (_partition(profile.site, gpu) or "").split(",")}
+    hidden = wanted - {"", *(group.partition for group in facts.groups)}
+    return replace(facts, groups=[*facts.groups, *detect.named(sorted(hidden))]) if hidden else facts
+
+
 def nodes_for(profile: Profile, facts: Facts | None, gpu_type: str | None) -> Nodes:
     """The nodes that cells go to which ask for `gpu_type`, a name that the user gives to it; None: for any GPUs.
 
@@ -35,17 +48,19 @@ def nodes_for(profile: Profile, facts: Facts | None, gpu_type: str | None) -> No
     """
     site, gpu = profile.site, Gpu() if gpu_type is None else profile.site.gpu(gpu_type)
     name = next((name for name, each in site.gpus.items() if each is gpu), "")
-    with_gpus = bool(site.gpus or site.gpus_per_node) or facts is None
+    # What was detected is of the partition that jobs go to by themselves, and another one may have been asked for.
+    partition = _partition(site, gpu)
+    found = _room(facts, gpu, partition)
+    # A hidden partition may have the only GPUs, of which nothing was detected then.
+    found_gpus = found is not None and found.cpus is not None
+    with_gpus = found_gpus or bool(site.gpus or site.gpus_per_node) or facts is None
     per_node = gpu.per_node or site.gpus_per_node or (None if with_gpus else site.ranks_per_node)
     number, sizes, cpus = gpu.nodes or site.nodes, None, site.cpus_per_task
 
     def detected(key: str, general: str) -> bool:
         origin = general if getattr(gpu, key, None) is None else f"gpus.{name}.{key}"
-        return profile.origins.get(origin) == DETECTED
+        return profile.origins.get(origin, DETECTED if found_gpus else None) == DETECTED
 
-    # What was detected is of the partition that jobs go to by themselves, and another one may have been asked for.
-    partition = _partition(site, gpu)
-    found = _room(facts, gpu, partition)
     same_size = not detected("per_node", "gpus_per_node" if with_gpus else "ranks_per_node")
     if found is not None:
         per_node = per_node if same_size else found.per_node
@@ -53,7 +68,7 @@ def nodes_for(profile: Profile, facts: Facts | None, gpu_type: str | None) -> No
     if detected("nodes", "nodes"):
         if found is not None:
             number, sizes = found.nodes, None if same_size else found.sizes
-        elif _hidden(facts, partition):
+        elif _unlisted(facts, partition):
             number = None
     return Nodes(with_gpus, per_node, number, sizes, cpus)
 
@@ -72,7 +87,7 @@ def _room(facts: Facts | None, gpu: Gpu, partition: str | None) -> Room | None:
     return room(rooms(facts.groups, gpu.slurm), partition or default_partition(facts.groups) or "")
 
 
-def _hidden(facts: Facts | None, partitions: str | None) -> bool:
-    """Whether sinfo says nothing of any of them, as of one that is hidden, or is not there."""
+def _unlisted(facts: Facts | None, partitions: str | None) -> bool:
+    """Whether sinfo says nothing of any of them, as of one that is not there."""
     listed = set() if facts is None else {group.partition for group in facts.groups}
     return partitions is not None and listed.isdisjoint(name.strip() for name in partitions.split(","))

@@ -23,7 +23,7 @@ from hvdtrain.site.times import minutes
 from hvdtrain.submit import batch_script, batches, limits, queue, sbatch, submissions, values, watch
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
-from hvdtrain.submit.nodes import nodes_for
+from hvdtrain.submit.nodes import nodes_for, with_hidden
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
 from hvdtrain.submit.study import Known, Plan, keep, make_folder, write_cell
@@ -252,6 +252,8 @@ class Slurm:
             typed["container"] = {"image": given.container}
         parts = [*detected, *files.layers(Path.cwd(), given.site), Layer(files.COMMAND_LINE, typed)]
         profile = files.combine(parts, self.facts.groups if self.facts is not None else ())
+        if self.facts is not None:
+            self.facts = with_hidden(profile, self.facts)
         site = profile.site
         if given.container is not None and site.container.kind == "none":
             kind = "apptainer"

@@ -11,6 +11,7 @@ from hvdtrain.site import commands, detect
 from hvdtrain.site.detect import Facts
 from hvdtrain.submit import batch_script, options, request
 from hvdtrain.submit.cell import Cell, Shape
+from hvdtrain.submit.nodes import nodes_for
 from hvdtrain.submit.slurm import Slurm
 
 #: As printed by sinfo: nodes of a partition differ in memory, so they are two lines.
@@ -32,10 +33,21 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cluster(monkeypatch: pytest.MonkeyPatch, sinfo: str, *words: str) -> Slurm:
-    """The transport to such a cluster, for such a request."""
+def cluster(monkeypatch: pytest.MonkeyPatch, sinfo: str, *words: str, hidden: str = "") -> Slurm:
+    """The transport to such a cluster, for such a request; of what is `hidden` sinfo says something where it is named."""
+
+    def call(argv: list[str], seconds: float = 0.0) -> str:
+        if argv[0] != "sinfo":
+            return ""
+        assert "--exact" in argv, "nodes that differ are to be told apart"
+        assert "--all" not in argv, "it lists what this user may not see or use, and goes with no --partition"
+        named = [names.split(",") for word in argv if (names := word.removeprefix("--partition=")) != word]
+        if not named:
+            return sinfo
+        return "".join(line for line in (sinfo + hidden).splitlines(True) if line.split("|")[1].strip("*") in named[0])
+
     monkeypatch.setattr(commands, "present", lambda: True)
-    monkeypatch.setattr(detect, "look", lambda: Facts(detect.parse_sinfo(sinfo)))
+    monkeypatch.setattr(commands, "call", call)
     return Slurm(options.parse(["--gpus", "1", *words]))
 
 
@@ -147,6 +159,39 @@ def test_a_partition_that_sinfo_does_not_show_may_have_any_number(
     monkeypatch: pytest.MonkeyPatch, partition: str
 ) -> None:
     assert nodes(monkeypatch, GPUS, 400, "--partition", partition) == 100
+
+
+#: These sinfo does not list.
+HIDDEN = "6|hidden|96|64000|1-0|x|gpu:h100:4\n3|secret|96|64000|1-0|x|gpu:h100:8\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "gpus", "expected"),
+    [
+        ("", ["--partition", "hidden"], 8, Shape(2, 4, 4)),
+        ("", ["--partition", "secret"], 8, Shape(1, 8, 8)),
+        ("", ["--partition", "hidden, secret"], 24, Shape(3, 8, 8)),
+        ("", ["--partition", "debug,secret"], 8, Shape(1, 8, 8)),
+        ('directives = ["--partition=secret"]\n', [], 8, Shape(1, 8, 8)),
+        ('partition = "secret"\nranks_per_node = 2\n', [], 8, Shape(1, 8, 8)),
+    ],
+)
+@pytest.mark.parametrize("sinfo", [CPUS, GPUS])
+def test_a_hidden_partition_that_is_named_has_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, room: Path, lines: str, words: list[str], gpus: int, expected: Shape, sinfo: str
+) -> None:
+    (room / "hvdtrain.toml").write_text(f"[site]\n{lines}")
+    slurm = cluster(monkeypatch, sinfo, *words, hidden=HIDDEN)
+    assert slurm.shape(gpus) == expected
+    assert {*slurm.site.gpus} == ({"a100", "v100"} if sinfo == GPUS else set()), "nothing goes there by itself"
+
+
+def test_the_partition_of_a_type_may_be_hidden(monkeypatch: pytest.MonkeyPatch, room: Path) -> None:
+    (room / "hvdtrain.toml").write_text('[site.gpus.h100]\npartition = "secret"\n')
+    slurm = cluster(monkeypatch, GPUS, hidden=HIDDEN)
+    assert slurm.shape(16, "h100") == Shape(2, 8, 8)
+    assert nodes_for(slurm.profile, slurm.facts, "h100").cpus_per_task == 12
+    assert slurm.shape(8, "a100") == Shape(2, 4, 4)
 
 
 #: Nodes differ in their GPUs, from one partition to another and within one.
