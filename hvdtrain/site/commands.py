@@ -45,10 +45,28 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
         for name, value in environ.items()
         # Settings of Open MPI (OMPI_MCA_...) are the user's own.
         if (name in _KEPT or "_MCA_" in name or not name.startswith(_OF_A_JOB)) and name not in left
+        if name not in CLUSTERS or value.strip()
     }
     if "SBATCH_CLUSTERS" in kept:  # sbatch alone reads it: all others are to look where it submits to
         kept["SLURM_CLUSTERS"] = kept["SBATCH_CLUSTERS"]
     return kept
+
+
+def cluster() -> str | None:
+    """The one that is talked to, where the environment says which.
+
+    Raises:
+        SlurmError: it names several. sbatch and squeue take them, scontrol and sdiag do not.
+    """
+    kept = clean_environment()
+    name = kept.get("SLURM_CLUSTERS", "").strip()
+    if "," in name or name.lower() == "all":
+        variable = "SBATCH_CLUSTERS" if "SBATCH_CLUSTERS" in kept else "SLURM_CLUSTERS"
+        raise SlurmError(
+            f"{variable}={name}: a study is of one cluster, so legal is the name of one: export {variable}=NAME "
+            "(sacctmgr show clusters lists them)"
+        )
+    return name or None
 
 
 def srun_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -62,8 +80,9 @@ def call(argv: Sequence[str], seconds: float = SECONDS, *, times: str | None = N
     """What a SLURM program prints, with times in SLURM's usual form, or in that of `times`.
 
     Raises:
-        SlurmError: it is not installed, refused, or did not answer in time.
+        SlurmError: it is not installed, refused, or did not answer in time; or several clusters are chosen.
     """
+    cluster()
     # A user's own choice of time format or columns would make the answer unreadable.
     environment = {
         name: value

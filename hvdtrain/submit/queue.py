@@ -132,6 +132,9 @@ def accounted(ids: Iterable[str], since: str) -> tuple[dict[str, Job], dict[str,
     argv = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--format={_SACCT}"]
     argv += [f"--jobs={','.join(wanted)}", f"--starttime={since}"]
     try:
+        # It alone does not read the variables that choose one.
+        if (cluster := commands.cluster()) is not None:
+            argv.append(f"--clusters={cluster}")
         return parse_sacct(commands.call(argv))
     except SlurmError:
         return {}, {}  # "Slurm accounting storage is disabled", or its daemon is down: squeue and our records must do

@@ -230,6 +230,8 @@ class Slurm:
 
     def _read(self) -> Profile:
         given = self._given
+        if commands.present():
+            commands.cluster()  # whether one is chosen, not several
         try:
             self.facts = detect.look() if commands.present() else None
         except SlurmError:

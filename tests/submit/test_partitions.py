@@ -306,6 +306,13 @@ def test_cores_of_a_rank_are_its_share_of_the_nodes_that_it_goes_to(
     assert batch_script.value(script, "cpus-per-task") == str(cpus)
 
 
+def test_several_clusters_are_refused_before_anything_is_sized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "x,y")
+    monkeypatch.setattr(commands, "present", lambda: True)
+    with pytest.raises(UserError, match="SLURM_CLUSTERS=x,y"):
+        Slurm(options.parse(["--gpus", "8", "--dry-run"]))
+
+
 def test_nodes_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for sinfo: SLURM's test nodes here are all alike."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain import record
+from hvdtrain.site import commands
 from hvdtrain.submit import queue, states, usage
 from hvdtrain.submit.queue import Job, Usage
 from hvdtrain.submit.submissions import Submission, find
@@ -282,3 +283,16 @@ def test_the_jobs_of_a_colleague_s_study_are_asked_for_too(tmp_path: Path, monke
     monkeypatch.setattr(queue.commands, "call", lambda argv, *more: [asked.extend(argv), ""][1])
     look(tmp_path, [seen])
     assert f"--user={owner},{owner + 1}" in asked
+
+
+def test_accounting_is_asked_about_the_cluster_that_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(commands, "call", lambda argv: asked.extend(argv) or "")
+    monkeypatch.setenv("SLURM_CLUSTERS", "x")
+    monkeypatch.delenv("SBATCH_CLUSTERS", raising=False)
+    queue.accounted(["1"], "2026-01-01T00:00:00")
+    assert "--clusters=x" in asked
+    asked.clear()
+    monkeypatch.delenv("SLURM_CLUSTERS")
+    queue.accounted(["1"], "2026-01-01T00:00:00")
+    assert not [word for word in asked if word.startswith("--clusters")]

@@ -148,6 +148,20 @@ def test_the_cluster_that_somebody_chose_is_asked_too() -> None:
     assert commands.clean_environment(by_sbatch) == {**by_sbatch, "SLURM_CLUSTERS": "x"}
 
 
+def test_a_choice_of_cluster_that_is_empty_is_none() -> None:
+    assert commands.clean_environment({"SLURM_CLUSTERS": "x", "SBATCH_CLUSTERS": ""}) == {"SLURM_CLUSTERS": "x"}
+    assert commands.clean_environment({"SLURM_CLUSTERS": " ", "SBATCH_CLUSTERS": " "}) == {}
+
+
+@pytest.mark.parametrize("several", ["x,y", "all", "ALL"])
+@pytest.mark.parametrize("variable", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
+def test_several_clusters_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, variable: str, several: str) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "x")
+    monkeypatch.setenv(variable, several)
+    with pytest.raises(commands.SlurmError, match=f"{variable}={several}: .* legal is .* export {variable}=NAME"):
+        commands.call(["true"])
+
+
 def test_defaults_for_srun_count_unless_they_are_those_of_an_outer_job() -> None:
     defaults = {"SLURM_ACCOUNT": "phys", "SLURM_PARTITION": "gpu", "SLURM_QOS": "high"}
     assert commands.srun_environment({**defaults, "SLURM_NTASKS": "4"}) == defaults
