@@ -18,6 +18,9 @@ _SHORT = re.compile(
     r"a[2456]000|mi\d+[ax]?|gtx[_-]?\d+(?:_?ti)?)(?:$|[^a-z0-9])"
 )
 
+#: Partitions, by what sites call them, where jobs are short, or are ended for those of others.
+_NOT_BY_ITSELF = re.compile(r"debug|devel|test|scaveng|preempt|low|idle|backfill|requeue", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -201,9 +204,10 @@ def _home(found: Mapping[str, Room], groups: Sequence[Group]) -> str:
 def _far_from_best(room: Room, partition: str, groups: Sequence[Group]) -> tuple[float, ...]:
     """Sorts the partitions that have a GPU type when the default one has it not; the first is where its jobs go."""
     own = [group for group in groups if group.partition == partition]
-    # Of partitions that have all of them one with a short time limit is for trying out; of equal ones the smallest has the fewest
-    # other nodes.
-    return (-room.nodes, -max(_minutes(group.time) for group in own), sum(group.nodes for group in own))
+    # Of partitions that have all of them one with a short time limit is for trying out, whatever its name; of equal ones the
+    # smallest has the fewest other nodes.
+    last = _NOT_BY_ITSELF.search(partition) is not None
+    return (-room.nodes, last, -max(_minutes(group.time) for group in own), sum(group.nodes for group in own))
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

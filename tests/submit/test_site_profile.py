@@ -41,6 +41,14 @@ def test_what_a_cluster_says() -> None:
     assert site.cpus_per_task == 32
 
 
+def test_a_partition_whose_name_says_that_jobs_are_tried_or_ended_there_comes_last() -> None:
+    names = {"scavenge": "7-00:00:00", "gpu": "2-00:00:00", "gpu-debug": "infinite", "Preemptible": "infinite"}
+    lines = [f"8|{name}|64|1|{limit}|x|gpu:a100:4" for name, limit in names.items()]
+    for order in (lines, lines[::-1]):
+        site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo("\n".join(order)))))]).site
+        assert site.gpus["a100"].partition == "gpu"
+
+
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
