@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,6 +26,7 @@ from hvdtrain.site import commands
 _PATIENCE_SECONDS = 180.0
 #: Of the job, for SLURM: minutes.
 _MINUTES = 10
+_LESS_TIME = f"Where a partition allows less than the {_MINUTES} minutes that are asked for, give --srun=--time=1"
 #: What srun has to end in, once it is told to.
 _END_SECONDS = 5.0
 _SKEW_SECONDS = 2.0
@@ -67,11 +68,12 @@ def ask(nodes: int, folder: Path, options: Sequence[str], seconds: float = 600.0
         said = _run(argv, name, seconds)
         found = [value for path in sorted(place.glob("*.json")) if (value := record.read_json(path)) is not None]
         if not found:
-            raise UserError(f"no node has answered; srun said:\n  {said}")
+            way = f"\n{_LESS_TIME}" if re.search("time ?limit", said, re.IGNORECASE) else ""
+            raise UserError(f"no node has answered; srun said:\n  {said}{way}")
         return [*_each(found), *_together(found, nodes, folder)]
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"SLURM did not run the job within {seconds:.0f} s, so it was cancelled; is the queue full?"
+            f"SLURM did not run the job within {seconds:.0f} s, so it was cancelled; is the queue full? {_LESS_TIME}"
         ) from None
     except FileNotFoundError:
         raise UserError("srun is not installed here: --on-nodes needs a SLURM cluster") from None
@@ -98,7 +100,7 @@ def _run(argv: Sequence[str], name: str, seconds: float) -> str:
 
 def _cancel(name: str) -> None:
     try:
-        commands.call(["scancel", f"--user={getpass.getuser()}", f"--name={name}"])
+        commands.call(["scancel", f"--user={os.getuid()}", f"--name={name}"])
     except commands.SlurmError as error:
         print(f"note: the job may still be in the queue, scancel --name={name} ends it: {error}", file=sys.stderr)
 

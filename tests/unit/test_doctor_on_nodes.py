@@ -84,13 +84,35 @@ def test_a_job_that_nobody_waits_for_any_longer_leaves_the_queue(
         (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/{name}.words\n{then}\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(errors.UserError, match="SLURM did not run the job within 0 s, so it was cancelled"):
+    # Of a user whom only the cluster's directory knows the environment may say nothing, or another's name.
+    monkeypatch.setattr("getpass.getuser", lambda: pytest.fail("there may be no such entry"))
+    with pytest.raises(
+        errors.UserError, match=r"SLURM did not run the job within 0 s, so it was cancelled.*--srun=--time=1"
+    ):
         on_nodes.ask(2, tmp_path / "runs", ["--time=5"], seconds=0.4)
     words = (tmp_path / "srun.words").read_text().split()
     (name,) = [word.removeprefix("--job-name=") for word in words if word.startswith("--job-name=")]
-    assert f"--name={name}" in (tmp_path / "scancel.words").read_text().split()
+    assert {f"--name={name}", f"--user={os.getuid()}"} <= {*(tmp_path / "scancel.words").read_text().split()}
     assert words.index("--time=10") < words.index("--time=5"), "what the user gives comes last and counts"
     pid = (tmp_path / "pid").read_text().strip()
     assert subprocess.run(["ps", "-p", pid], capture_output=True, check=False).returncode == 1
     assert "waiting up to 0 min for 2 nodes" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "way"),
+    [
+        ("Requested time limit is invalid (missing or exceeds some limit)", True),
+        ("Requested partition configuration not available now: PartitionTimeLimit", True),
+        ("Invalid account", False),
+    ],
+)
+def test_a_partition_that_allows_less_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, way: bool
+) -> None:
+    monkeypatch.setattr(on_nodes, "_run", lambda argv, name, seconds: f"srun: error: {said}")
+    with pytest.raises(errors.UserError) as caught:
+        on_nodes.ask(1, tmp_path / "runs", [])
+    assert said in str(caught.value)
+    assert ("--srun=--time=1" in str(caught.value)) == way
