@@ -19,7 +19,7 @@ _SHORT = re.compile(
 )
 
 #: Partitions, by what sites call them, where jobs are short, or are ended for those of others.
-_NOT_BY_ITSELF = re.compile(r"debug|devel|test|scaveng|preempt|low|idle|backfill|requeue", re.IGNORECASE)
+_NOT_BY_ITSELF = re.compile(r"debug|devel|test|scaveng|preempt|(?:^|[-_])low|idle|backfill|requeue", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
