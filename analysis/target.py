@@ -149,8 +149,12 @@ def _every(
             found.append(replace(way, missed=missed[key], replicates=max(way.replicates, seen)))
     # Whatever was measured of a configuration, it is named.
     known_of = {_key(way) for way in found}
-    others = dict.fromkeys(key for own in (fast, timed, recorded, *every.values(), curves, accuracies) for key in own)
+    named = dict.fromkeys([*fast, *map(_key, jobs), *recorded])
+    others = dict.fromkeys(key for own in (named, *every.values(), curves, accuracies) for key in own)
     for key in others if found else ():
+        # What leaves out a field is no other configuration than one that it agrees with in the rest.
+        if key not in named and any(_agree(key, own) for own in named):
+            continue
         # The key of a log that does not say its ranks has none.
         if key not in known_of and key[-1]:
             way = plain(key, np.array([math.nan]), math.nan, basis)
@@ -248,6 +252,11 @@ def _grouped(rows: pd.DataFrame) -> dict[Any, np.ndarray[Any, Any]]:
             text[place] = None if text[place] is None else int(float(text[place]))
         found[tuple(text)] = own["value"].to_numpy(dtype=float)
     return found
+
+
+def _agree(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two keys are the same wherever both are known."""
+    return all(one is None or two is None or one == two for one, two in zip(key, other, strict=True))
 
 
 def _key(job: JobTime | Way) -> tuple[Any, ...]:
