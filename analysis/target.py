@@ -125,6 +125,10 @@ def _every(
     def reached(key: Any) -> bool | None:
         return key not in lost and _reached(_median(accuracies.get(key)), target, curves.get(key))
 
+    def seen(key: Any) -> int:
+        """Runs that were at the target or missed it: those without times have a curve all the same."""
+        return len(curves.get(key, ())) + missed[key]
+
     found: list[Way] = []
     if recorded and not counts_epochs and timed | set(fast) <= set(recorded):
         basis, missing = "recorded target", "target"
@@ -144,9 +148,7 @@ def _every(
             way = _way(
                 job, counts, basis, _median(accuracies.get(key)), reached(key), rates, _median(energies.get(key))
             )
-            # A run without times has a curve all the same.
-            seen = (len(curves[key]) if curves else 0) + missed[key]
-            found.append(replace(way, missed=missed[key], replicates=max(way.replicates, seen)))
+            found.append(replace(way, missed=missed[key], replicates=max(way.replicates, seen(key))))
     # Whatever was measured of a configuration, it is named.
     known_of = {_key(way) for way in found}
     named = dict.fromkeys([*fast, *map(_key, jobs), *recorded])
@@ -158,7 +160,8 @@ def _every(
         # The key of a log that does not say its ranks has none.
         if key not in known_of and key[-1]:
             way = plain(key, np.array([math.nan]), math.nan, basis)
-            found.append(replace(way, missing=missing, replicates=len(accuracies.get(key, ()))))
+            replicates = max(len(accuracies.get(key, ())), seen(key))
+            found.append(replace(way, missing=missing, missed=missed[key], replicates=replicates))
     return found
 
 
