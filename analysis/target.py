@@ -151,8 +151,11 @@ def _every(
             found.append(replace(way, missed=missed[key], replicates=max(way.replicates, seen(key))))
     # Whatever was measured of a configuration, it is named.
     known_of = {_key(way) for way in found}
-    named = dict.fromkeys([*fast, *map(_key, jobs), *recorded])
-    others = dict.fromkeys(key for own in (named, *every.values(), curves, accuracies) for key in own)
+    named = [*fast, *map(_key, jobs), *recorded]
+    # What has nothing but runs that diverged is named by `ways`, with the nodes that they ran on.
+    gone = only_diverged(runs)
+    curved = [key for key in curves if key not in gone]
+    others = dict.fromkeys([*named, *(key for own in every.values() for key in own), *curved, *accuracies])
     for key in others if found else ():
         # What leaves out a field is no other configuration than one that it agrees with in the rest.
         if key not in named and any(_agree(key, own) for own in named):

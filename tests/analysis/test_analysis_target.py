@@ -262,7 +262,7 @@ def test_a_size_that_always_diverged_is_named_and_not_forecast(add_cell: AddCell
     study = add_cell(8, [], [], status="diverged", reason="loss is nan")
     best = answer([study], 0.7)
     assert [way.n_gpus for way in best.ways] == [4, 2, 1]
-    assert [way.n_gpus for way in best.unreached] == [8]
+    assert [(way.n_gpus, way.missing, way.n_nodes) for way in best.unreached] == [(8, "", 1)]
     assert best.forecasts == ()
     assert any("not extrapolated: 8 CPU ranks (diverged)." in said for said in best.sentences)
     assert ways(best).rows[-1][0] == "8 CPU ranks, batch 32, linear rule"
