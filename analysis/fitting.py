@@ -179,12 +179,10 @@ def fit_group(data: Measured) -> GroupFit:
         if (value := karp_flatt(float(s), int(n / data.n[0]) if (n / data.n[0]).is_integer() else n / data.n[0]))
         is not None
     )
-    refusal = _implausible(data.n, cost)
+    refusal = _refusal(data, cost)
     place = _slow_one(data.n, cost) if refusal else None
     if (refusal and place is None) or sizes == 1:
         status = "refused" if refusal else "insufficient_data"
-        if refusal and data.metric == "steps_per_s" and data.held == "unknown":
-            refusal = "steps/s rise with the ranks, and without a batch nobody knows how many samples a step is"
         return GroupFit(data, status, refusal or "one size only", None, {}, serial, None)
     keep = np.ones(sizes, dtype=bool)
     if place is None:
@@ -206,17 +204,31 @@ def fit_group(data: Measured) -> GroupFit:
     )
 
 
-def _implausible(n: Floats, cost: Floats) -> str:
-    """Why a speed-up between two sizes cannot be, "" where all can."""
+def impossible(n: Floats, cost: Floats) -> tuple[int, int] | None:
+    """The first two sizes whose speed-up cannot be, by their places in `n`; None where all can.
+
+    `n` and `cost`, the log cost, are of shape (sizes,), by ascending ranks.
+    """
     for place in range(1, len(n)):
         before = int(np.argmax(cost[:place]))
-        ratio, gain = n[place] / n[before], np.exp(cost[before] - cost[place])
-        if gain > IMPLAUSIBLE:
-            return (
-                f"{n[place]:g} ranks measured {ratio * gain:.3g} times as fast as {n[before]:g}: "
-                f"more than {IMPLAUSIBLE:g} times the ratio of ranks cannot be"
-            )
-    return ""
+        if np.exp(cost[before] - cost[place]) > IMPLAUSIBLE:
+            return before, place
+    return None
+
+
+def _refusal(data: Measured, cost: Floats) -> str:
+    """Why the speed-ups of a group cannot be, "" where all can."""
+    pair = impossible(data.n, cost)
+    if pair is None:
+        return ""
+    if data.unknown_steps:
+        return "steps/s rise with the ranks, and without a batch nobody knows how many samples a step is"
+    before, place = pair
+    gain = data.n[place] / data.n[before] * np.exp(cost[before] - cost[place])
+    return (
+        f"{data.n[place]:g} ranks measured {gain:.3g} times as fast as {data.n[before]:g}: "
+        f"more than {IMPLAUSIBLE:g} times the ratio of ranks cannot be"
+    )
 
 
 def _slow_one(n: Floats, cost: Floats) -> int | None:
@@ -227,7 +239,7 @@ def _slow_one(n: Floats, cost: Floats) -> int | None:
     if len(n) < _ROBUST_FROM:
         return None
     for place in range(len(n) - 1):
-        if not _implausible(np.delete(n, place), np.delete(cost, place)):
+        if impossible(np.delete(n, place), np.delete(cost, place)) is None:
             return place
     return None
 

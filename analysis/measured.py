@@ -68,6 +68,11 @@ class Measured:
         """Whether less of `values` is faster."""
         return METRICS[self.metric].is_time
 
+    @property
+    def unknown_steps(self) -> bool:
+        """Whether nobody knows how many samples a step is: steps/s without a batch."""
+        return self.metric == "steps_per_s" and self.held == "unknown"
+
     def log_cost(self, values: Floats, n: Floats) -> Floats:
         """log of the rank-seconds for a fixed amount of work, up to a constant."""
         if self.metric == "throughput":

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis import words
 from analysis.checks_speed import missing_size
-from analysis.fitting import GroupFit, fit_scaling
+from analysis.fitting import GroupFit, fit_scaling, impossible
 from analysis.posterior import Posterior
 from analysis.way import Way, differing, qualified
 
@@ -39,7 +39,11 @@ def next_run(table: pd.DataFrame, fastest: Way | None, rivals: Sequence[Way]) ->
         told, data = _of(qualified(_named(alone), apart)), alone.data
         if len(data.n) == 1:
             return f"Measure a second number of ranks{told}: one says nothing about others."
-        return f"Measure {words.ranks(int(data.n[-1]), alone.fields['device'])} again{told}: {alone.reason}."
+        if data.unknown_steps:
+            return f"Record the batch per rank or samples/s too{told}: {alone.reason}."
+        pair = impossible(data.n, data.log_cost(data.values, data.n)) or ()
+        sizes = " and ".join(f"{data.n[place]:g}" for place in pair)
+        return f"Measure {sizes} {words.rank_noun(alone.fields['device'])} again{told}: {alone.reason}."
     chosen = next((fit for fit in of_fastest if fit.posterior is not None), fits[0])
     return _narrowing(chosen, _of(qualified(_named(chosen), apart)))
 

@@ -80,8 +80,27 @@ def test_sizes_that_cannot_be_are_measured_again(tmp_path: Path, other: str) -> 
     path = tmp_path / "t.csv"
     path.write_text(f"GPU,GPUs,images/s\nV100,1,100\nV100,2,400\n{other}")
     assert analysis.recommend(analysis.read(path)).next_run == (
-        f"Measure 2 GPUs again{' (V100)' if other else ''}: 2 ranks measured 4 times as fast as 1: "
+        f"Measure 1 and 2 GPUs again{' (V100)' if other else ''}: 2 ranks measured 4 times as fast as 1: "
         "more than 1.5 times the ratio of ranks cannot be."
+    )
+
+
+def test_the_sizes_that_cannot_be_are_measured_again_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("GPU,GPUs,epoch time [s]\nV100,1,100\nV100,2,20\nV100,4,10\nV100,8,5\n")
+    said = "Measure 1 and 2 GPUs again: 2 ranks measured 5 times as fast as 1: "
+    assert analysis.recommend(analysis.read(path)).next_run.startswith(said)
+
+
+def test_steps_of_an_unknown_batch_are_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "n_gpus,metric,value,unit\n"
+        + "".join(f"{n},steps_per_s,{10 * n},\n{n},time_to_target,{400 / n},s\n" for n in (1, 2, 4))
+    )
+    assert analysis.recommend(analysis.read(path)).next_run == (
+        "Record the batch per rank or samples/s too: steps/s rise with the ranks, and without a batch nobody knows how many "
+        "samples a step is."
     )
 
 
