@@ -39,7 +39,7 @@ class Recommendation:
         forecasts: ways that nobody measured.
         next_run: the one run that would reduce the uncertainty most, in words.
         sentences: the answer in words.
-        money: whether costs are in the currency of prices, for all workloads; else in GPU-hours.
+        money: whether costs are in the currency of prices, for all workloads where a budget is; else in GPU-hours.
         others: the answers for the other workloads of the table.
     """
 
@@ -80,8 +80,8 @@ def recommend(
         target: accuracy, a fraction of one; default: what all configurations got to that learnt anything.
         deadline: s; asks for the cheapest way that surely meets it.
         budget: in the currency of `prices`, or GPU-hours without; asks for the fastest way that surely keeps it.
-        prices: per GPU-hour by GPU type (or "cpu"). Where some types have one, the others are not judged by cost; where none
-            has one, CPU ranks are not beside GPUs.
+        prices: per GPU-hour by GPU type (or "cpu"). Where some types of a workload have one (with a budget, of any workload),
+            the others are not judged by cost; where none has one, CPU ranks are not beside GPUs.
         runs: the runs behind the table, for their curves; `analysis.tables.read_inputs` gives both.
 
     Returns:
@@ -109,11 +109,12 @@ def recommend(
         if every := ways(rows, goal, own, rates):
             found.append((name, rows, own, goal, every))
     # A budget is one sum: where any way of any workload has a price, were it one that does not reach the target, those without
-    # are not judged by cost.
-    money = any(way.price is not None for *_, every in found for way in every)
-    answers = [
-        _one(name, rows, own, goal, every, target, deadline, budget, money) for name, rows, own, goal, every in found
-    ]
+    # are not judged by cost. Else workloads are not compared, and one without any price has its hours.
+    anywhere = any(way.price is not None for *_, every in found for way in every)
+    answers = []
+    for name, rows, own, goal, every in found:
+        money = any(way.price is not None for way in every) or (budget is not None and anywhere)
+        answers.append(_one(name, rows, own, goal, every, target, deadline, budget, money))
     answers.sort(key=lambda answer: -len(answer.ways))
     if not answers:
         raise UserError("nothing to recommend from: no time and no throughput of a known number of ranks was measured")

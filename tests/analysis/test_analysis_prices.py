@@ -45,6 +45,22 @@ def test_a_budget_in_money_is_money_for_every_workload(tmp_path: Path) -> None:
     assert pareto_plot(of["b"].ways, (), ["T4"], of["b"].money) is None, "no figure of hours beside one of money"
 
 
+def test_without_a_budget_a_workload_that_has_no_price_is_judged_by_hours(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [
+        f"{name},{kind},{n},10,{s}\n" for name, kind in (("a", "V100"), ("b", "")) for n, s in ((1, 3400), (2, 1900))
+    ]
+    path.write_text("workload,GPU,GPUs,epochs,total time [s]\n" + "".join(lines))
+    best = analysis.recommend(analysis.read(path), deadline=3600, prices={"V100": 2})
+    of = {answer.workload: answer for answer in (best, *best.others)}
+    assert {name: own.money for name, own in of.items()} == {"a": True, "b": False}
+    for own in of.values():
+        assert own.best is not None and own.best == own.cheapest and own.best.n_gpus == 1
+        assert not any("Nothing that" in said or "Without a price" in said for said in own.sentences)
+    plot = pareto_plot(of["b"].ways, (), [], of["b"].money)
+    assert plot is not None and plot.alt.startswith("Time against rank-hours")
+
+
 def test_the_cheapest_by_a_deadline_has_a_price(table: pd.DataFrame) -> None:
     best = analysis.recommend(table, deadline=3600, prices={"T4": 100})
     assert best.best is not None and best.best.name == "4 x T4", "not 4 x V100, whose 2.78 GPU-hours are fewer than 288"
