@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pandas as pd
+
 from analysis import words
 from analysis.curves import accuracy_curves
 from analysis.finding import Finding, describe
-from analysis.measured import Held, fields_of
+from analysis.measured import fields_of
 from analysis.phases import bound, by_size, phases_by_size
 from analysis.runs import Run
 from analysis.settled import BATCH, unsettled
@@ -33,9 +35,9 @@ def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stab
     return found
 
 
-def run_checks(runs: Sequence[Run], held: Held | None = None) -> Iterator[Finding]:
-    """Findings from phases (`input_bound`) and curves (`horizon`); `held` as `analysis.measured.held_batches` has it."""
-    for key, sizes in by_size(runs, held).items():
+def run_checks(table: pd.DataFrame, runs: Sequence[Run]) -> Iterator[Finding]:
+    """Findings from phases (`input_bound`) and curves (`horizon`) of the runs behind a table."""
+    for key, sizes in by_size(table, runs).items():
         # What runs of another rule say is said of that rule.
         own = [run for several in sizes.values() for run in several if not run.again]
         if not own:

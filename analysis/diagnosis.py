@@ -11,7 +11,6 @@ from analysis.checks_speed import speed_checks
 from analysis.checks_table import table_checks
 from analysis.complete import completed
 from analysis.finding import CODES, Finding
-from analysis.measured import held_batches
 from analysis.runs import Run
 from analysis.settled import BATCH, settled
 
@@ -38,7 +37,7 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     found = [
         *speed_checks(table, {run.source for run in runs if run.recorded}),
         *table_checks(settled(table, runs, BATCH), sources),
-        *run_checks(runs, held_batches(table)),
+        *run_checks(table, runs),
     ]
     return sorted(_once(found, table, sources), key=lambda finding: CODES.index(finding.code))
 

@@ -15,7 +15,6 @@ from analysis.efficiency import Split, splits
 from analysis.epochs import EpochsFit, fit_epochs
 from analysis.finding import Finding
 from analysis.fitting import FURTHEST, GroupFit, fit_scaling
-from analysis.measured import held_batches
 from analysis.phases import bound, by_size, phases_by_size
 from analysis.recommendation import Recommendation, recommend
 from analysis.runs import Run
@@ -68,7 +67,7 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
     """
     wanted = asked or Asked()
     fits = {fit.key: fit for fit in fit_scaling(table).groups}
-    by_group = by_size(runs, held_batches(completed(table)))
+    by_group = by_size(completed(table), runs)
     groups = {key: [run for several in sizes.values() for run in several] for key, sizes in by_group.items()}
     phases = {key: found for key, own in groups.items() if (found := phases_by_size(own))}
     answers = _answers(table, runs, wanted)

@@ -15,10 +15,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.finding import known
-from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
-from analysis.runs import Run, steady, steady_median, under_each_rule
-from analysis.runs import on_fewest_nodes as same_nodes
+from analysis.runs import Run, counted, steady, steady_median
 from analysis.schema import GROUP
 
 
@@ -66,10 +64,10 @@ def job_times(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[JobTime]:
         runs: the runs behind it: they record validation, the first epochs and the job's own start and end.
     """
     keys = [*GROUP, "n_gpus"]
-    table = table[on_fewest_nodes(table)]
+    table, runs = counted(table, runs)
     timed = table[table["metric"].isin(["epoch_time", "total_time"]) & table["n_gpus"].notna() & (table["value"] > 0)]
     by_key: dict[tuple[Any, ...], list[Run]] = {}
-    for run in same_nodes(under_each_rule(runs)):
+    for run in runs:
         if run.measured:
             by_key.setdefault(_key([getattr(run, name) for name in keys]), []).append(run)
     found = []

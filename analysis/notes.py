@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from analysis import words
-from analysis.runs import Run, group_key, on_fewest_nodes, under_each_rule
+from analysis.runs import Run, group_key, under_each_rule
 from analysis.scaling import Group
 
 _BASIS = {
@@ -18,14 +18,12 @@ _BASIS = {
 def runs_of(group: Group, runs: Sequence[Run]) -> list[Run]:
     """The measured runs behind a group: those of each size on the fewest nodes, as in its table."""
     held = {} if group.global_batch is None else {group.key[:-1]: (group.global_batch,)}
-    return on_fewest_nodes(
+    return [
         run
         for run in under_each_rule(runs)
-        if run.measured
-        and group_key(run, held) == group.key
-        # Of several series none holds what does not say its batch.
-        and (run.global_batch is not None or run.source in group.sources)
-    )
+        # Not what does not say its batch where there are several series, nor what was timed on fewer nodes too.
+        if run.measured and group_key(run, held) == group.key and run.source in group.sources
+    ]
 
 
 def baseline_note(group: Group) -> str:

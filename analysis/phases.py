@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.measured import Held
-from analysis.runs import Run, group_key, on_fewest_nodes, under_each_rule
+import pandas as pd
+
+from analysis.measured import held_batches
+from analysis.runs import Run, counted, group_key
 from hvdtrain.record import Epoch
 
 #: The fields `seconds_<phase>` of an epoch, in the order of a step; "val" is validation.
@@ -59,15 +61,16 @@ def bound(seconds: Mapping[str, float], n_gpus: int) -> str:
     return "compute" if "allreduce" in share or n_gpus == 1 else "compute or communication"
 
 
-def by_size(runs: Sequence[Run], held: Held | None = None) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
-    """Measured runs by group and number of ranks, in order of ranks, those on the fewest nodes.
+def by_size(table: pd.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], dict[int, list[Run]]]:
+    """Measured runs behind a table by group and number of ranks, in order of ranks, those on the fewest nodes.
 
-    `held` is as `analysis.measured.held_batches` has it. Logs that do not say their ranks are of no group.
+    Logs that do not say their ranks are of no group.
     """
+    held = held_batches(table)
     found: dict[tuple[Any, ...], dict[int, list[Run]]] = {}
-    for run in sorted(on_fewest_nodes(under_each_rule(runs)), key=lambda run: run.n_gpus):
+    for run in sorted(counted(table, runs)[1], key=lambda run: run.n_gpus):
         if run.measured and run.n_gpus:
-            found.setdefault(group_key(run, held or {}), {}).setdefault(run.n_gpus, []).append(run)
+            found.setdefault(group_key(run, held), {}).setdefault(run.n_gpus, []).append(run)
     return found
 
 

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from analysis.csv_files import Row
-from analysis.measured import Held, series_key
+from analysis.finding import known
+from analysis.measured import SPEEDS, Held, on_fewest_nodes, series_key
 from analysis.schema import COLUMNS, GROUP, METRICS
 from analysis.stability import SHORTEST, settling_epoch
 from hvdtrain.record import Epoch
@@ -114,19 +117,24 @@ def under_each_rule(runs: Iterable[Run]) -> list[Run]:
     ]
 
 
-def on_fewest_nodes(runs: Iterable[Run]) -> list[Run]:
-    """Of each configuration and number of ranks the runs on the fewest nodes that it was timed on, and those that do not say.
+def counted(table: pd.DataFrame, runs: Iterable[Run]) -> tuple[pd.DataFrame, list[Run]]:
+    """The rows of a table, and the runs behind it, that count where the same ranks were timed on several numbers of nodes.
 
-    These are the runs whose rows `analysis.measured.on_fewest_nodes` leaves in a table.
+    Those on the fewest, and what does not say; a file of others may have the fewest. Runs stand under each of their
+    learning-rate rules.
     """
-    every = [(tuple(getattr(run, name) for name in (*GROUP, "n_gpus")), run.n_nodes, run) for run in runs]
-    fewest: dict[Any, int] = {}
-    for key, nodes, run in every:
-        if nodes is None or not run.measured or nodes >= fewest.get(key, nodes + 1):
-            continue
-        if any(steady_median(run.epochs, field) for field in ("samples_per_second", "seconds")):
-            fewest[key] = nodes
-    return [run for key, nodes, run in every if nodes is None or nodes <= fewest.get(key, nodes)]
+    names = [*GROUP, "n_gpus"]
+    table = table[on_fewest_nodes(table)]
+    timed = table[table["metric"].isin(SPEEDS) & table["n_nodes"].notna()]
+    fewest: dict[tuple[str | None, ...], int] = {}
+    for *values, nodes in timed[[*names, "n_nodes"]].drop_duplicates().itertuples(index=False, name=None):
+        fewest[tuple(known(value) for value in values)] = int(nodes)
+    found = []
+    for run in under_each_rule(runs):
+        most = fewest.get(tuple(known(getattr(run, name)) for name in names))
+        if most is None or run.n_nodes is None or run.n_nodes <= most:
+            found.append(run)
+    return table, found
 
 
 def rows(run: Run) -> list[Row]:

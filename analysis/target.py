@@ -23,10 +23,8 @@ from analysis.endings import (
 from analysis.epochs import METRICS_OF_EPOCHS, NOISE
 from analysis.finding import known
 from analysis.jobtime import JobTime, deviation_of_mean, job_times
-from analysis.measured import on_fewest_nodes
 from analysis.posterior import PRIOR
-from analysis.runs import Run, under_each_rule
-from analysis.runs import on_fewest_nodes as same_nodes
+from analysis.runs import Run, counted
 from analysis.schema import GROUP
 from analysis.settled import CONFIGURATION, settled
 from analysis.smoothing import smooth
@@ -46,7 +44,7 @@ def common_target(table: pd.DataFrame, runs: Sequence[Run] = ()) -> float | None
     final accuracy. Accuracies of 0, levels within `SETTLED` of it and runs that ended in NaN set no target: they would make
     one that asks for nothing.
     """
-    table, runs = table[on_fewest_nodes(table)], same_nodes(under_each_rule(runs))
+    table, runs = counted(table, runs)
     lost = without_answer(runs, ends_in_nothing)
     finals = {key: own for key, own in _accuracies(table).items() if key not in lost}
     levels: dict[Any, list[float]] = {}
@@ -82,7 +80,7 @@ def ways(
         UserError: the target is no fraction of one, or a price is not finite and above zero.
     """
     # What ranks took on other nodes than they were timed on, and got to there, is no part of these times.
-    table, runs = table[on_fewest_nodes(table)], same_nodes(under_each_rule(runs))
+    table, runs = counted(table, runs)
     found = _every(table, target, runs, prices)
     if found:
         rates = check_prices(prices)
@@ -105,7 +103,7 @@ def _every(
     stable = settled(table, runs, CONFIGURATION)
     every = {metric: _by_configuration(stable[stable["metric"] == metric]) for metric in METRICS_OF_EPOCHS}
     to = next((metric for metric, by in every.items() if by), METRICS_OF_EPOCHS[0])
-    counted = every[to]
+    counts_of = every[to]
     curves, missed = first_epochs(runs, target) if target is not None else ({}, Counter())
     if not jobs or not all(_key(job) in curves for job in jobs):
         # Times to an accuracy and times to stability are not compared with each other.
@@ -113,7 +111,7 @@ def _every(
     # A curve that breaks off at its last epoch may have been at the target before: without it, nothing says so.
     lost = set() if curves else without_answer(runs, lambda values: not np.isfinite(values[-1]))
     energies = _by_configuration(table[table["metric"] == "energy"])
-    epochs_of = [curves.get(_key(job)) if curves else counted.get(_key(job)) for job in jobs]
+    epochs_of = [curves.get(_key(job)) if curves else counts_of.get(_key(job)) for job in jobs]
     counts_epochs = any(epochs is not None and len(epochs) for epochs in epochs_of)
     recorded = _by_configuration(table[table["metric"] == "time_to_target"])
     fast = _by_configuration(table[table["metric"] == "throughput"])

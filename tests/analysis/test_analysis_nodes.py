@@ -81,6 +81,25 @@ def test_a_target_is_what_the_fewest_nodes_reach(add_cell: AddCell) -> None:
     assert [(way.n_gpus, way.missed) for way in best.ways] == [(4, 0)]
 
 
+def test_runs_on_more_nodes_than_a_table_was_timed_on_do_not_count(add_cell: AddCell, tmp_path: Path) -> None:
+    wide = {"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}}
+    study = add_cell(4, [1000 / 29.75] * 20, [0.5] * 20, cell=wide, facts={"hosts": ["node01", "node02"]})
+    add_cell(4, [], [], seed=1, cell=wide, status="diverged", reason="loss is nan")
+    path = tmp_path / "t.csv"
+    head = "workload,device,n_gpus,n_nodes,per_gpu_batch,lr_rule,precision,epochs,metric,value,unit\n"
+    rows = ("epoch_time,10,s", "total_time,200,s", "val_acc,0.9,")
+    path.write_text(head + "".join(f"digits,cpu,4,1,32,linear,float32,20,{row}\n" for row in rows))
+    read = read_inputs([path, study])
+    report = assemble(read)
+    (answer,), (part,) = report.insights.answers, report.parts
+    assert answer.target == 0.9
+    assert [(way.basis, way.seconds, way.val_acc, way.diverged) for way in answer.ways] == [("whole run", 200, 0.9, 0)]
+    assert [(job.epoch, job.validation) for job in job_times(read.table, read.runs)] == [(10, None)]
+    assert (part.curves, part.machine, report.insights.stability) == ({}, "", {})
+    assert "4 CPU ranks were measured on 2 nodes too: left out, only the fewest nodes count." in part.notes
+    assert analysis.diagnose(read.table, read.runs) == analysis.diagnose(analysis.read(path))
+
+
 def test_runs_without_times_do_not_say_where_ranks_were_timed(add_cell: AddCell) -> None:
     narrow = add_cell(4, [100.0] * 3)
     for path in (narrow / "digits-n4-s0").glob("epochs.jsonl"):
