@@ -11,7 +11,9 @@ import nbformat
 import pandas as pd
 import pytest
 
+import analysis
 from analysis.assemble import assemble
+from analysis.settled import BATCH, settled
 from analysis.tables import read_inputs
 
 AddCell = Callable[..., Path]
@@ -78,11 +80,11 @@ def test_the_epochs_of_the_lab(tmp_path: Path) -> None:
 
 
 def test_epochs_against_batch_are_those_of_the_report(add_cell: AddCell) -> None:
-    settled, rising = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)], [0.1 + 0.04 * epoch for epoch in range(20)]
+    flat, rising = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)], [0.1 + 0.04 * epoch for epoch in range(20)]
     for seed in range(3):
-        add_cell(1, [100.0] * 20, settled, seed=seed)
-        add_cell(2, [200.0] * 20, settled, seed=seed)
-        study = add_cell(4, [400.0] * 20, rising if seed else settled, seed=seed)
+        add_cell(1, [100.0] * 20, flat, seed=seed)
+        add_cell(2, [200.0] * 20, flat, seed=seed)
+        study = add_cell(4, [400.0] * 20, rising if seed else flat, seed=seed)
     scope: dict[str, Any] = {}
     # Without a kernel, which takes seconds to start; the figure is left out.
     with pd.option_context("display.max_colwidth", 50):
@@ -93,6 +95,20 @@ def test_epochs_against_batch_are_those_of_the_report(add_cell: AddCell) -> None
     report = assemble(read_inputs([study])).insights.epochs
     for found in (scope["epochs"], report):
         assert [group.batches.tolist() for group in found.groups] == [[32, 64]], "most at 128 had not settled"
+
+
+def test_runs_that_had_not_settled_are_not_said_to_have_recorded_nothing(add_cell: AddCell) -> None:
+    flat, rising = [0.8 - 0.5 * 0.6**epoch for epoch in range(20)], [0.1 + 0.04 * epoch for epoch in range(20)]
+    for seed in range(3):
+        study = add_cell(2, [200.0] * 20, rising if seed else flat, seed=seed)
+    read = read_inputs([study])
+    assert "epochs_to_stability" in set(read.table["metric"]), "of one of three"
+    notebook = nbformat.read(FOLDER / "epochs_to_stability.ipynb", as_version=4)
+    (source,) = [cell.source for cell in notebook.cells if "epochs.predict(" in cell.source]
+    *lines, shown = source.splitlines()
+    scope: dict[str, Any] = {"epochs": analysis.fit_epochs(settled(read.table, read.runs, BATCH))}
+    exec("\n".join(lines), scope)
+    assert eval(shown, scope) == "no epochs to stability that count: none were recorded, or most runs had not settled"
 
 
 def test_a_study_is_a_parameter(add_cell: AddCell, tmp_path: Path) -> None:
