@@ -115,10 +115,11 @@ def likeness(script: str) -> tuple[str, ...]:
 
 
 def value(script: str, name: str) -> str | None:
-    """The value of a directive in a script, unquoted; None when it is not there."""
-    for text in directives(script):
+    """The value of a directive in a script, unquoted, of several the last, which sbatch takes; None when it is not there."""
+    for text in reversed(directives(script)):
         if _name(text) == name:
-            return "".join(shlex.split(text.partition("=")[2]))
+            words = shlex.split(text.lstrip("-").removeprefix(name).lstrip("= "))
+            return words[0] if words else ""
     return None
 
 

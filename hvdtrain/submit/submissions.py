@@ -24,6 +24,8 @@ from hvdtrain.submit.queue import Job
 FOLDER = "submissions"
 #: Clocks of the controller and of this machine may differ by so much.
 _SKEW = datetime.timedelta(minutes=2)
+#: sbatch may take so long beside that; a controller that has begun with 1 again comes to the same number much later.
+_NEAR = datetime.timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,16 @@ class Submission:
         """Whether it is a job array."""
         return len(self.cells) > 1
 
-    def owns(self, name: str) -> bool:
-        """Whether a job of this name is of this submission. A number alone does not say: SLURM may have begun with 1 again."""
-        return name in (self.name, *self.names)
+    def owns(self, name: str, submitted: str = "") -> bool:
+        """Whether the job that has its number is of this submission, by its name, or by when it was `submitted` (local time).
+
+        A number alone does not say: SLURM may have begun with 1 again. Nor does a name: users, administrators and plugins of
+        a site change it.
+        """
+        if name in (self.name, *self.names):
+            return True
+        moment = _moment(submitted)
+        return moment is not None and abs(moment - datetime.datetime.fromisoformat(self.created)) <= _NEAR
 
     def job_of(self, cell: str) -> str | None:
         """The id of one cell's job."""
@@ -83,9 +92,22 @@ def read(study: Path) -> list[Submission]:
     for path in sorted((study / FOLDER).glob("*/submission.json")):
         facts = record.read_json(path) or {}
         lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
-        found.append(Submission(folder=path.parent.name, **{**facts, **lists}))
+        submission = Submission(folder=path.parent.name, **{**facts, **lists})
+        if not submission.study:  # of a version that did not note the names that jobs give themselves
+            submission = replace(submission, names=(*submission.names, *_own_names(study, submission.cells)))
+        found.append(submission)
     here = study.resolve()
     return [each for each in found if each.study in ("", str(study)) or not _is_elsewhere(Path(each.study), here)]
+
+
+def _own_names(study: Path, cells: Iterable[str]) -> list[str]:
+    """What cells' jobs call themselves when they start, by their scripts."""
+    found = []
+    for cell in cells:
+        with contextlib.suppress(FileNotFoundError):
+            script = (study / cell / "script.sh").read_text(encoding="utf-8", errors="surrogateescape")
+            found.append(batch_script.argument(script, "--job-name"))
+    return [name for name in found if name is not None]
 
 
 def _is_elsewhere(study: Path, here: Path) -> bool:

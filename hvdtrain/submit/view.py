@@ -182,7 +182,7 @@ def _find(
     array, underscore, _ = number.partition("_")
     waiting = (job for key, job in accounted.items() if underscore and key.startswith(f"{array}_["))
     found = itertools.chain((jobs.get(number), accounted.get(number)), waiting)
-    return next((job for job in found if job is not None and submission.owns(job.name)), None)
+    return next((job for job in found if job is not None and submission.owns(job.name, job.submitted)), None)
 
 
 def _is_lost(

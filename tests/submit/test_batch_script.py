@@ -150,6 +150,11 @@ def test_lines_of_a_value_are_no_directives() -> None:
     )
 
 
+@pytest.mark.parametrize("line", ["--job-name='my night'", "--job-name 'my night'"])
+def test_the_last_of_several_directives_is_the_one_that_sbatch_takes(line: str) -> None:
+    assert batch_script.value(f"#!/bin/bash\n#SBATCH --job-name=n2\n#SBATCH {line}\ntrue\n", "job-name") == "my night"
+
+
 @pytest.mark.parametrize(
     ("requeue", "expected"),
     [

@@ -14,7 +14,6 @@ from slurm_stand_in import SUBMIT, Slurm, ended
 from hvdtrain.submit import again, batch_script, cli, control, sbatch, submissions
 from hvdtrain.submit.queue import Job
 
-
 # --- SLURM is silent ----------------------------------------------------------------------------------------------
 
 

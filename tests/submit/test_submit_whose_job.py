@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_stand_in import SUBMIT, Slurm, ended
+from slurm_stand_in import SUBMIT, Slurm, ended, now
 
 from hvdtrain import record
 from hvdtrain.submit import again, cli, control, status
@@ -41,6 +42,40 @@ def test_a_job_is_ours_under_the_name_that_it_gives_itself(slurm: Slurm, tmp_pat
         slurm.jobs["7"] = Job("7", "RUNNING", name)
         (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
         assert seen.live is live, name
+
+
+@pytest.mark.parametrize("site", ["", 'skip = ["job-name"]', 'directives = ["--job-name night"]'])
+def test_a_job_under_another_name_is_ours_by_when_it_was_submitted(slurm: Slurm, site: str) -> None:
+    Path("hvdtrain.toml").write_text(f"[site]\n{site}\n")
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    if not site:  # renamed by its user, an administrator, or a plugin of the site's
+        slurm.jobs["7"] = replace(slurm.jobs["7"], name="urgent")
+    slurm.state("7", "RUNNING")
+    ended("failed")
+    assert again.retry(["toy"]) == 0
+    assert len(slurm.submitted) == 1
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == ["7"]
+
+
+def test_a_job_under_another_name_of_another_day_is_not_ours(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.jobs["7"] = Job("7", "RUNNING", "urgent", submitted=now(days=1))
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == []
+
+
+def test_a_record_without_the_name_that_a_job_gives_itself(slurm: Slurm) -> None:
+    Path("hvdtrain.toml").write_text('[site]\ndirectives = ["--job-name=night"]\n')
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    (path,) = Path("runs/toy/submissions").glob("*/submission.json")
+    facts = record.read_json(path) or {}
+    own = next(name for name in facts["names"] if name != "night")
+    del facts["study"]
+    record.write_json(path, {**facts, "names": ["night"]})  # as it was written once
+    slurm.jobs["7"] = Job("7", "RUNNING", own, submitted=now(days=1))  # SLURM dates it anew when it starts it again
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == ["7"]
 
 
 # --- a study that is somewhere else now ---------------------------------------------------------------------------
