@@ -268,7 +268,7 @@ class Slurm:
     def _submit_report(self, study: Path, after: list[str], undo: contextlib.ExitStack) -> str:
         folder = study / submissions.FOLDER / "report"
         make_folder(folder, undo)
-        name = submissions.job_name(f"report-{study.name}", study, ["report"])
+        name = submissions.job_name(f"report-{study.name}", study, ["report", *after])
         text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable, name)
         number = sbatch.submit_text(text, name, [f"--dependency=afterany:{':'.join(after)}"])
         return f"submitted job {number}: the report, when all cells have ended"

@@ -171,6 +171,21 @@ def test_ctrl_c_while_the_report_is_submitted(slurm: Slurm, monkeypatch: pytest.
     assert not Path("runs").exists()
 
 
+def test_ctrl_c_while_a_report_is_submitted_leaves_an_earlier_one(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(script: str, name: str, words: Sequence[str]) -> str:
+        number = slurm.sbatch(script, name, words)
+        if number == "10":
+            raise KeyboardInterrupt
+        return number
+
+    monkeypatch.setattr(sbatch, "_through_submitit", interrupted)
+    assert cli.main([*SUBMIT, "--gpus", "2", "--then-report"]) == 0
+    assert cli.main([*SUBMIT, "--gpus", "4", "--then-report"]) == 1
+    assert sorted(slurm.jobs) == ["7", "8"]
+
+
 def test_a_report_that_slurm_refuses_leaves_no_file(slurm: Slurm) -> None:
     slurm.accepts = 1
     assert cli.main([*SUBMIT, "--gpus", "2", "--then-report"]) == 2
