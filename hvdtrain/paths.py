@@ -1,7 +1,8 @@
-"""Where the jobs are: beside the package in a clone, inside it in an installed wheel."""
+"""Where the jobs are: beside the package in a clone, inside it in an installed wheel; and whether two paths are one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hvdtrain.errors import UserError, nearest
@@ -16,6 +17,14 @@ def shipped(name: str) -> Path:
     if (_PACKAGE.parent / "pyproject.toml").is_file() and in_clone.exists():
         return in_clone
     return _PACKAGE / "shipped" / name
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both are one folder or file, be it through links or through two mounts; of what is not there, by its path."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return one.resolve() == other.resolve()
 
 
 def job_names() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain import attempts, record
+from hvdtrain import attempts, paths, record
 from hvdtrain.errors import UserError, run_cli
 from hvdtrain.submit import batch_script
 from hvdtrain.submit.control import cells_of, only_slurm, parser_of
@@ -105,7 +105,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
 def _check_place(folder: Path, script: str) -> None:
     """A study may have been renamed, moved or copied since its scripts were written, and they train where it was."""
     written = batch_script.argument(script, "--run-dir")
-    if written is not None and Path(written).resolve() != folder.resolve():
+    if written is not None and not paths.same(Path(written), folder):
         study = folder.parent
         place = shlex.join(["--out", str(study.parent), "--study", study.name])
         raise UserError(

@@ -39,7 +39,7 @@ class Request:
 
     def within(self, folder: Path) -> Request:
         """The same for the study in `folder`: this one, unless that was renamed, moved or copied since."""
-        if folder.resolve() == (self.directory / self.folder).resolve():
+        if paths.same(folder, self.directory / self.folder):
             return self
         return replace(self, folder=folder, common=replace(self.common, study=folder.name))
 

@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import record
+from hvdtrain import paths, record
 from hvdtrain.submit import batch_script
 from hvdtrain.submit.queue import Job
 
@@ -96,8 +97,7 @@ def read(study: Path) -> list[Submission]:
         if not submission.study:  # of a version that did not note the names that jobs give themselves
             submission = replace(submission, names=(*submission.names, *_own_names(study, submission.cells)))
         found.append(submission)
-    here = study.resolve()
-    return [each for each in found if each.study in ("", str(study)) or not _is_elsewhere(Path(each.study), here)]
+    return [each for each in found if each.study in ("", os.path.abspath(study)) or not _is_elsewhere(each, study)]
 
 
 def _own_names(study: Path, cells: Iterable[str]) -> list[str]:
@@ -110,9 +110,17 @@ def _own_names(study: Path, cells: Iterable[str]) -> list[str]:
     return [name for name in found if name is not None]
 
 
-def _is_elsewhere(study: Path, here: Path) -> bool:
-    """Whether `study` is there still, and not in `here`."""
-    return (study / "study.json").exists() and study.resolve() != here
+def _is_elsewhere(submission: Submission, here: Path) -> bool:
+    """Whether the folder that it was made in holds it still, and is not `here`, where it then is a copy."""
+    there = Path(submission.study)
+    try:
+        facts = record.read_json(there / FOLDER / submission.folder / "submission.json")
+    except (OSError, ValueError):
+        return False
+    # Another study may have taken the place of one that was renamed.
+    if facts is None or facts.get("created") != submission.created or submission.job not in (None, facts.get("job")):
+        return False
+    return not paths.same(there, here)
 
 
 def owners(study: Path, submissions: Iterable[Submission]) -> set[int]:

@@ -12,7 +12,7 @@ import pytest
 from slurm_stand_in import SUBMIT, Slurm, ended, now
 
 from hvdtrain import record
-from hvdtrain.submit import again, cli, control, status
+from hvdtrain.submit import again, cli, control, options, request, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
@@ -109,4 +109,36 @@ def test_the_jobs_of_a_study_are_not_those_of_its_copy(slurm: Slurm) -> None:
     assert sorted(slurm.jobs) == ["7", "8"]
     Path("runs/toy").rename("runs/first")
     assert control.cancel(["first"]) == 0
+    assert slurm.cancelled == ["7"]
+
+
+def test_a_renamed_study_keeps_its_jobs_when_another_takes_its_place(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    Path("runs/toy").rename("runs/first")
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    assert control.cancel(["first"]) == 0
+    assert slurm.cancelled == ["7"]
+    assert control.cancel(["toy"]) == 0
+    assert slurm.cancelled == ["7", "8"]
+
+
+def test_one_folder_under_two_mounts_is_one_study(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    asked = request.read(options.parse(["--gpus", "2", "--study", "toy"]), "slurm", Path.cwd())
+    shutil.copytree("runs/toy", "mount/toy")  # only root can mount
+    monkeypatch.setattr("os.path.samefile", lambda one, other: True)
+    assert [each.job for each in submissions.read(Path("mount/toy"))] == ["7"]
+    assert asked.within(Path("mount/toy")) is asked
+    record.write_json(Path("mount/toy/n2/result.json"), {"status": "failed", "reason": "why"})
+    slurm.jobs.clear()
+    assert again.retry(["mount/toy"]) == 0
+    assert len(slurm.submitted) == 2
+
+
+def test_a_study_whose_first_place_cannot_be_looked_at_keeps_its_jobs(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    (path,) = Path("runs/toy/submissions").glob("*/submission.json")
+    # Root may enter every folder; a name that is too long is as good as one that may not be entered.
+    record.write_json(path, {**(record.read_json(path) or {}), "study": f"/{'x' * 300}"})
+    assert control.cancel(["toy"]) == 0
     assert slurm.cancelled == ["7"]
