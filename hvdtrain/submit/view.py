@@ -59,7 +59,7 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     known = submissions.read(folder)
     in_use = any(cell.cell.get("cluster") == "local" for cell in cells) and lock.in_use(folder)
     if not known:
-        return StudyView([CellView(cell, recorded(cell, in_use)) for cell in cells])
+        return StudyView([bring_together(cell, None, None, in_use=in_use) for cell in cells])
     notes = []
     jobs: dict[str, Job] = {}
     answered = True
@@ -104,9 +104,9 @@ def bring_together(
     name = cell.folder.name
     if submission is None:
         status = recorded(cell, in_use)
-        return CellView(
-            cell, "not submitted" if status == "pending" and cell.cell.get("cluster") == "slurm" else status
-        )
+        # Its record may be another's, of which the study is a copy.
+        lost = status in ("pending", "running") and cell.cell.get("cluster") == "slurm"
+        return CellView(cell, "not submitted" if lost else status)
     number = submission.job_of(name)
     ours = None if cell.result is None else str(cell.result["status"])
     reason = "" if cell.result is None else str(cell.result.get("reason") or "")

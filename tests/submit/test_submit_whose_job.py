@@ -142,3 +142,20 @@ def test_a_study_whose_first_place_cannot_be_looked_at_keeps_its_jobs(slurm: Slu
     record.write_json(path, {**(record.read_json(path) or {}), "study": f"/{'x' * 300}"})
     assert control.cancel(["toy"]) == 0
     assert slurm.cancelled == ["7"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_a_copy_has_not_submitted_is_resumed_from_its_own_place(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str], begun: bool
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.state("7", "RUNNING")
+    if begun:
+        record.begin(Path("runs/toy/n2"), {})
+    shutil.copytree("runs/toy", "runs/copy")
+    (seen,) = look(Path("runs/copy"), record.read_study(Path("runs/copy"))).cells
+    assert seen.status == "not submitted"
+    assert again.resume(["copy"]) == 2
+    assert "--study copy --retry-failed" in capsys.readouterr().err
+    assert cli.main([*SUBMIT, "--gpus", "2", "--study", "copy"]) == 0
+    assert sorted(slurm.jobs) == ["7", "8"]
