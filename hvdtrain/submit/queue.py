@@ -102,6 +102,7 @@ def parse_scontrol(text: str) -> dict[str, Job]:
     jobs = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/]+)=(\S*)", line))
+        named = re.search(r"\sJobName=(.*?) UserId=", line)  # the one field of these that may hold blanks
         number = fields.get("JobId", "")
         if not number:
             continue
@@ -110,13 +111,14 @@ def parse_scontrol(text: str) -> dict[str, Job]:
         jobs[number] = Job(
             id=number,
             state=fields.get("JobState", ""),
-            name=fields.get("JobName", ""),
+            name=fields.get("JobName", "") if named is None else named[1],
             start=fields.get("StartTime", ""),
             elapsed=fields.get("RunTime", ""),
             nodes=fields.get("NodeList", ""),
             reason=fields.get("Reason", ""),
             exit_code=fields.get("ExitCode", ""),
             restarts=int(fields.get("Restarts", "0") or 0),
+            submitted=fields.get("SubmitTime", ""),
         )
     return jobs
 

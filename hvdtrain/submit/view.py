@@ -203,12 +203,16 @@ def _seen_anew(cell: CellRecord) -> CellRecord:
 
 def _with_exit_codes(jobs: Mapping[str, Job]) -> dict[str, Job]:
     try:
-        return {
-            **jobs,
-            **{key: job for key, job in queue.remembered().items() if key not in jobs or not jobs[key].live},
-        }
+        found = queue.remembered()
     except SlurmError:
         return dict(jobs)
+    more = dict(jobs)
+    for key, job in found.items():
+        if (seen := jobs.get(key)) is None:
+            more[key] = job
+        elif not seen.live:  # squeue alone says names without doubt, and when a job was submitted
+            more[key] = dataclasses.replace(job, name=seen.name, submitted=seen.submitted)
+    return more
 
 
 def _spent(

@@ -77,6 +77,11 @@ def test_scontrol() -> None:
     assert jobs["16"].live
 
 
+def test_scontrol_of_a_name_with_blanks() -> None:
+    text = "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName=my study.ab UserId=u(1) JobState=FAILED ExitCode=127:0"
+    assert queue.parse_scontrol(text)["7_0"].name == "my study.ab"
+
+
 SACCT = """\
 12_0|15|NODE_FAIL|42|billing=8,cpu=8,gres/gpu:v100=2,gres/gpu=2,node=1|n1|0:0|0|2026-01-01T10:00:00|n2
 12_0|15|COMPLETED|20|billing=8,cpu=8,gres/gpu:v100=2,gres/gpu=2,node=1|n2|0:0|7200|2026-01-01T10:02:00|n2

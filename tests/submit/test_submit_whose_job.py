@@ -12,7 +12,7 @@ import pytest
 from slurm_stand_in import SUBMIT, Slurm, ended, now
 
 from hvdtrain import record
-from hvdtrain.submit import again, cli, control, options, request, status, submissions
+from hvdtrain.submit import again, cli, control, options, queue, request, status, submissions
 from hvdtrain.submit.queue import Job
 from hvdtrain.submit.view import look
 
@@ -56,6 +56,17 @@ def test_a_job_under_another_name_is_ours_by_when_it_was_submitted(slurm: Slurm,
     assert len(slurm.submitted) == 1
     assert control.cancel(["toy"]) == 0
     assert slurm.cancelled == ["7"]
+
+
+def test_how_a_job_under_another_name_ended_is_asked_for_without_accounting(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    slurm.jobs["7"] = replace(slurm.jobs["7"], name="very urgent", state="FAILED")
+    monkeypatch.setattr(queue, "remembered", lambda: {"7": Job("7", "FAILED", "very", exit_code="127:0")})
+    (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
+    assert seen.status == "failed"
+    assert "it never started training (exit code 127:0)" in seen.why
 
 
 def test_a_job_under_another_name_of_another_day_is_not_ours(slurm: Slurm) -> None:
