@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hvdtrain.errors import UserError, nearest
 from hvdtrain.site.rooms import is_slice
@@ -63,7 +63,17 @@ class Requeue(_Strict):
     signal_seconds: int = Field(
         default=120, ge=5, description="how long before the end ranks are told to write a checkpoint"
     )
-    retries: int = Field(default=1, ge=0, description="further starts after a rank or node died; preemption costs none")
+    retries: int = Field(
+        default=1,
+        ge=0,
+        description="further starts after a rank or node died; preemption costs none; 0 unless given where `on` is empty",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_unasked(cls, values: Any) -> Any:
+        # Who wants no job started again by itself need not say so twice.
+        return {"retries": 0, **values} if isinstance(values, dict) and values.get("on") == [] else values
 
 
 class Limits(_Strict):

@@ -162,6 +162,7 @@ def test_the_last_of_several_directives_is_the_one_that_sbatch_takes(line: str) 
         (Requeue(on=[], retries=1), "--requeue"),  # an accident is to start the job again, which SLURM must allow
         (Requeue(on=["timeout"], retries=0), "--requeue"),
         (Requeue(on=[], retries=0), "--no-requeue"),
+        (Requeue(on=[]), "--no-requeue"),
     ],
 )
 def test_whether_slurm_may_start_a_job_again(requeue: Requeue, expected: str) -> None:

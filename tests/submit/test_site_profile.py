@@ -67,6 +67,12 @@ def test_a_cluster_that_starts_no_job_again() -> None:
     assert (requeue.on, requeue.retries) == ([], 0)
 
 
+def test_what_starts_no_job_again_does_so_after_accidents_only_where_that_is_asked_for() -> None:
+    never, once = Layer("user", {"requeue": {"on": []}}), Layer("here", {"requeue": {"retries": 1}})
+    assert combine([never]).site.requeue.retries == 0
+    assert combine([never, once]).site.requeue.retries == combine([once, never]).site.requeue.retries == 1
+
+
 def test_a_cluster_without_gpus() -> None:
     site = combine([Layer("detected", detect.profile(Facts(detect.parse_sinfo(SINFO.splitlines()[0]))))]).site
     assert (site.gpus, site.gpus_per_node, site.ranks_per_node, site.nodes) == ({}, None, 64, 10)
