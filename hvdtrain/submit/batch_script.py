@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -126,8 +127,14 @@ def value(script: str, name: str) -> str | None:
 def argument(script: str, option: str) -> str | None:
     """What a cell's script gives our launcher for an option, such as `--run-dir`; None when it does not."""
     _, launcher, words = script.partition(_LAUNCHER)
-    given = shlex.split(words) if launcher else []
-    return given[given.index(option) + 1] if option in given else None
+    reader = shlex.shlex(words, posix=True)
+    reader.whitespace_split = True
+    given: list[str] = []
+    # Lines added by hand after ours may be such that only a shell understands them.
+    with contextlib.suppress(ValueError):
+        given.extend(reader if launcher else ())
+    at = given.index(option) + 1 if option in given else len(given)
+    return given[at] if at < len(given) else None
 
 
 # --- parts, shared with the scripts that come with the project -------------------------------------------------------

@@ -96,6 +96,21 @@ def test_no_cell_at_a_time_is_refused(slurm: Slurm, capsys: pytest.CaptureFixtur
     assert f'--max-parallel "{given}": legal is one whole number from 1' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["# don't", "# --run-dir /elsewhere --job-name", "echo don't", "echo --job-name"])
+def test_a_script_that_was_changed_by_hand_is_submitted_again(slurm: Slurm, line: str) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended("failed")
+    slurm.jobs.clear()
+    script = Path("runs/toy/n2/script.sh").resolve()
+    assert batch_script.argument(f"{script.read_text()}{line}\n", "--run-dir") == str(script.parent)
+    for text in (f"{script.read_text()}{line}\n", f"#!/bin/bash\npython -m hvdtrain.launch.batch {line}\n"):
+        script.write_text(text)
+        assert again.retry(["toy"]) == 0
+        slurm.jobs.clear()
+        ended("failed")
+    assert len(slurm.submitted) == 3
+
+
 # --- a submission that ends in the middle -------------------------------------------------------------------------
 
 
