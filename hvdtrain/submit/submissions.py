@@ -100,6 +100,11 @@ def read(study: Path) -> list[Submission]:
     return [each for each in found if each.study in ("", os.path.abspath(study)) or not _is_elsewhere(each, study)]
 
 
+def others(study: Path, own: Sequence[Submission]) -> bool:
+    """Whether it holds submissions besides its `own`: it is a copy of the study that made them."""
+    return sum(1 for _ in (study / FOLDER).glob("*/submission.json")) > len(own)
+
+
 def _own_names(study: Path, cells: Iterable[str]) -> list[str]:
     """What cells' jobs call themselves when they start, by their scripts."""
     found = []

@@ -58,8 +58,9 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     """
     known = submissions.read(folder)
     in_use = any(cell.cell.get("cluster") == "local" for cell in cells) and lock.in_use(folder)
+    copied = submissions.others(folder, known)
     if not known:
-        return StudyView([bring_together(cell, None, None, in_use=in_use) for cell in cells])
+        return StudyView([bring_together(cell, None, None, in_use=in_use, copied=copied) for cell in cells])
     notes = []
     jobs: dict[str, Job] = {}
     answered = True
@@ -87,14 +88,20 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     for cell in cells:
         submission = latest.get(cell.folder.name)
         job = _find(cell, submission, jobs, accounted)
-        view = bring_together(cell, submission, job, in_use=in_use, answered=answered)
+        view = bring_together(cell, submission, job, in_use=in_use, answered=answered, copied=copied)
         running = job is not None and job.status == "running"
         views.append(dataclasses.replace(view, spent=_spent(cell, known, used, running)))
     return StudyView(views, notes, answered)
 
 
 def bring_together(
-    cell: CellRecord, submission: Submission | None, job: Job | None, *, in_use: bool = False, answered: bool = True
+    cell: CellRecord,
+    submission: Submission | None,
+    job: Job | None,
+    *,
+    in_use: bool = False,
+    answered: bool = True,
+    copied: bool = False,
 ) -> CellView:
     """One cell from what is recorded and what SLURM says of its newest job. Pure but for the cell's own files.
 
@@ -104,8 +111,8 @@ def bring_together(
     name = cell.folder.name
     if submission is None:
         status = recorded(cell, in_use)
-        # Its record may be another's, of which the study is a copy.
-        lost = status in ("pending", "running") and cell.cell.get("cluster") == "slurm"
+        # A script may be handed to sbatch by hand; in a copy of a study the record of a start is that of the other's.
+        lost = cell.cell.get("cluster") == "slurm" and (status == "pending" or (status == "running" and copied))
         return CellView(cell, "not submitted" if lost else status)
     number = submission.job_of(name)
     ours = None if cell.result is None else str(cell.result["status"])

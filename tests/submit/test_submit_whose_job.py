@@ -170,3 +170,11 @@ def test_what_a_copy_has_not_submitted_is_resumed_from_its_own_place(
     assert "--study copy --retry-failed" in capsys.readouterr().err
     assert cli.main([*SUBMIT, "--gpus", "2", "--study", "copy"]) == 0
     assert sorted(slurm.jobs) == ["7", "8"]
+
+
+def test_a_script_that_is_handed_over_by_hand_runs(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    shutil.rmtree("runs/toy/submissions")
+    record.begin(Path("runs/toy/n2"), {})
+    (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
+    assert seen.status == "running"
