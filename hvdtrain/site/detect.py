@@ -144,7 +144,7 @@ def profile(facts: Facts) -> dict[str, Any]:
         values["name"] = name
     default = default_partition(facts.groups)
     gpus = {}
-    for site_name, name in _short_names(facts.groups).items():
+    for site_name, name in short_names(facts.groups).items():
         found = rooms(facts.groups, site_name)
         best = _home(found, facts.groups)
         gpus[name] = {"slurm": site_name, "per_node": found[best].per_node, "nodes": found[best].nodes}
@@ -175,6 +175,12 @@ def profile(facts: Facts) -> dict[str, Any]:
     return values
 
 
+def hidden_types(shown: Sequence[Group], groups: Sequence[Group]) -> dict[str, Any]:
+    """GPU types of a profile that of all `groups` only those have which are not among the `shown` ones; with no partition."""
+    known = short_names(shown)
+    return {name: {"slurm": kind} for kind, name in short_names(groups).items() if kind not in known}
+
+
 def elsewhere(groups: Sequence[Group], partitions: str) -> dict[str, str]:
     """GPU types, by the names that people use, that none of the `partitions` has, and where their jobs would go by themselves.
 
@@ -183,7 +189,7 @@ def elsewhere(groups: Sequence[Group], partitions: str) -> dict[str, str]:
     named = {name.strip() for name in partitions.split(",")}
     if not named <= {group.partition for group in groups}:
         return {}
-    found = {name: rooms(groups, site_name) for site_name, name in _short_names(groups).items()}
+    found = {name: rooms(groups, site_name) for site_name, name in short_names(groups).items()}
     return {name: _home(where, groups) for name, where in found.items() if named.isdisjoint(where)}
 
 
@@ -240,7 +246,7 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _short_names(groups: Sequence[Group]) -> dict[str, str]:
+def short_names(groups: Sequence[Group]) -> dict[str, str]:
     """How people call a site's GPU types: `a100` for `nvidia_a100_80gb`, unless more than one would be called so.
 
     A slice of a GPU has the site's own name: whoever asks for an `a100` wants a whole one.

@@ -86,6 +86,7 @@ def combine(parts: Sequence[Layer], groups: Sequence[detect.Group] = ()) -> Prof
     named = max((number for number, part in enumerate(parts) if "partition" in part.values), default=0)
     general = parts[named].values.get("partition") if parts and parts[named].origin != COMMAND_LINE else None
     away = detect.elsewhere(groups, general) if isinstance(general, str) else {}
+    apart = {*away, *(kind for kind, name in detect.short_names(groups).items() if name in away)}
     for name, partition in away.items():
         origins[f"gpus.{name}.partition"] = DETECTED
         _put(merged, ("gpus", name, "partition"), partition)
@@ -93,9 +94,10 @@ def combine(parts: Sequence[Layer], groups: Sequence[detect.Group] = ()) -> Prof
         for path, value in _leaves(part.values):
             _check_key(path, part.origin)
             if number < named and path[0] == "gpus" and path[-1] == "partition":
-                if path[1] not in away:
+                known = {**merged.get("gpus", {}).get(path[1], {}), **part.values["gpus"][path[1]]}
+                if known.get("slurm", path[1]) not in apart:
                     _put(merged, path, None)  # and not nothing: it may be all that is said of the type
-                continue
+                    continue
             origins[".".join(path)] = part.origin
             _put(merged, path, value)
     try:

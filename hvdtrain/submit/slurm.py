@@ -255,7 +255,9 @@ class Slurm:
         parts = [*detected, *files.layers(Path.cwd(), given.site), Layer(files.COMMAND_LINE, typed)]
         profile = files.combine(parts, self.facts.groups if self.facts is not None else ())
         if self.facts is not None:
-            self.facts = with_hidden(profile, self.facts)
+            shown, self.facts = self.facts.groups, with_hidden(profile, self.facts)
+            types = detect.hidden_types(shown, self.facts.groups)
+            profile = files.combine([Layer(files.DETECTED, {"gpus": types}), *parts], shown) if types else profile
         site = profile.site
         if given.container is not None and site.container.kind == "none":
             kind = "apptainer"

@@ -133,6 +133,19 @@ def test_a_partition_of_a_file_does_not_take_types_that_it_has_not(
     assert dict(asked)["partition"] == partition
 
 
+@pytest.mark.parametrize("table", ["[gpus.v100]", '[gpus.big]\nslurm = "v100"'])
+def test_a_type_that_the_general_partition_has_not_keeps_the_one_that_a_file_has_for_it(
+    monkeypatch: pytest.MonkeyPatch, room: Path, table: str
+) -> None:
+    (room / "config" / "hvdtrain").mkdir(parents=True)
+    (room / "config" / "hvdtrain" / "site.toml").write_text(f'{table}\npartition = "mine"\n')
+    (room / "hvdtrain.toml").write_text('[site]\npartition = "a"\n')
+    slurm = cluster(monkeypatch, APART.format("*", "", ""))
+    name = "big" if "big" in table else "v100"
+    asked = batch_script.resources(slurm.shape(4, name), slurm.site, name)
+    assert dict(asked)["partition"] == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "gpu_type", "most"),
     [
@@ -182,8 +195,11 @@ def test_a_hidden_partition_that_is_named_has_what_it_has(
 ) -> None:
     (room / "hvdtrain.toml").write_text(f"[site]\n{lines}")
     slurm = cluster(monkeypatch, sinfo, *words, hidden=HIDDEN)
-    assert slurm.shape(gpus) == expected
-    assert {*slurm.site.gpus} == ({"a100", "v100"} if sinfo == GPUS else set()), "nothing goes there by itself"
+    assert slurm.shape(gpus) == slurm.shape(gpus, "h100") == expected
+    asked = dict(batch_script.resources(slurm.shape(gpus, "h100"), slurm.site, "h100"))
+    assert asked["gpus-per-node"] == f"h100:{expected.gpus_per_node}"
+    assert {*slurm.site.gpus} == {"h100", *(["a100", "v100"] if sinfo == GPUS else [])}
+    assert slurm.site.gpus["h100"].partition is None, "nothing goes there by itself"
 
 
 def test_the_partition_of_a_type_may_be_hidden(monkeypatch: pytest.MonkeyPatch, room: Path) -> None:
