@@ -1,9 +1,10 @@
-"""Every test, in two runs of pytest: most of them several at a time, then those marked `alone`.
+"""Every test, in several runs of pytest, some beside each other.
 
     python -m tests [arguments of pytest]
 
-Most tests wait for processes to start, so that three at a time are done sooner even on two cores. What measures times, or tells a
-slow rank from a dead one, has the machine to itself.
+Most tests start processes that have a core to themselves for seconds; two at a time are done sooner even on two cores. Those on a
+SLURM cluster mostly wait, and run beside them. Where a slow rank is told from a dead one there is little else, and what measures
+times has the machine to itself.
 """
 
 from __future__ import annotations
@@ -11,24 +12,47 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 
 #: Ranks of one test take up to four cores.
-WORKERS = max(3, (os.cpu_count() or 1) // 4)
+WORKERS = max(2, (os.cpu_count() or 1) // 4)
 # A file stays in one process: what it sets up once serves all its tests.
-RUNS = (["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile"], ["-m", "alone"])
+_SEVERAL = ["-n", str(WORKERS), "--dist", "loadfile"]
+#: One after the other; the runs of each beside each other.
+PHASES = (
+    (["-m", "not cluster and not faults and not alone", *_SEVERAL], ["-m", "cluster and not faults and not alone"]),
+    (["-m", "faults and not cluster"], ["-m", "faults and cluster"]),
+    (["-m", "alone"],),
+)
 _PASSED, _NO_TESTS = 0, 5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run; the first status of pytest that is not good, and `_NO_TESTS` only where neither run had a test."""
-    statuses = []
-    for words in RUNS:
-        statuses.append(subprocess.run([sys.executable, "-m", "pytest", *words, *arguments], check=False).returncode)
-        if statuses[-1] not in (_PASSED, _NO_TESTS) and "-x" in arguments:
+    """Run; the first status of pytest that is not good, and `_NO_TESTS` only where no run had a test."""
+    statuses: list[int] = []
+    for runs in PHASES:
+        statuses += _beside_each_other([[sys.executable, "-m", "pytest", *words, *arguments] for words in runs])
+        if "-x" in arguments and not {*statuses} <= {_PASSED, _NO_TESTS}:
             break
     bad = [status for status in statuses if status not in (_PASSED, _NO_TESTS)]
     return bad[0] if bad else min(statuses)
+
+
+def _beside_each_other(commands: Sequence[Sequence[str]]) -> list[int]:
+    """Statuses; what all but the first print comes when that has ended."""
+    first, *others = commands
+    started = []
+    for command in others:
+        output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        started.append((subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), output))
+    statuses = [subprocess.run(first, check=False).returncode]
+    for process, output in started:
+        statuses.append(process.wait())
+        with output:
+            output.seek(0)
+            print(output.read(), flush=True)
+    return statuses
 
 
 if __name__ == "__main__":

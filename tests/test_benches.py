@@ -33,9 +33,10 @@ TINY = {
     "setup": ["--tiny"],
     "slow_network": ["--tiny"],
     "startup": ["--tiny"],
-    "step_keras": ["--tiny", "--models", "CNN"],
+    # The hand-written loops are those of the bench in blocks.
+    "step_keras": ["--tiny", "--models", "CNN", "--contenders", "multiworker,single"],
     "step_keras_blocks": ["--tiny"],
-    "step_torch": ["--tiny"],
+    "step_torch": ["--tiny", "--contenders", "DDP,single"],
     "step_torch_blocks": ["--tiny"],
 }
 #: Benches that print and write in a form of their own.

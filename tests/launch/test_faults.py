@@ -16,7 +16,7 @@ STALL = 6
 # Quiet machines need 0.3 to 3 seconds from a fault to the end. The bound only tells an end from none: ranks that wait for Horovod's
 # own time-out take 300 seconds, a stalled one for ever.
 SOON = 40
-pytestmark = [pytest.mark.ranks, pytest.mark.alone]
+pytestmark = [pytest.mark.ranks, pytest.mark.faults]
 
 
 def run(tmp_path: Path, launcher: str, fault: str, rank: int, *options: str, **environment: str) -> tuple[Ended, float]:

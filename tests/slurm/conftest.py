@@ -11,6 +11,13 @@ import pytest
 from hvdtrain import testcluster
 from tests.slurm.lab import PLAIN, Lab
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
 UNPLEASANT = 'it\'s a "room" $HOME `id` %j x'
 
 

@@ -19,7 +19,7 @@ from hvdtrain import testcluster
 from hvdtrain.testcluster import Cluster, state
 from tests.slurm.lab import Lab, rank_process, until
 
-pytestmark = [pytest.mark.ranks, pytest.mark.alone]
+pytestmark = [pytest.mark.ranks, pytest.mark.faults]
 EPOCHS = 40
 #: More than anyone trains: for stories that end when they are cancelled, however fast the machine is.
 ENDLESS = 9000

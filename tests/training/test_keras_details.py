@@ -129,7 +129,7 @@ def test_each_step_has_the_rate_of_the_warm_up(backend: str, tmp_path: Path) -> 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("way", "backend"), [("fit", "tensorflow"), ("fits", "torch"), ("loop", "torch")])
+@pytest.mark.parametrize(("way", "backend"), [("fits", "tensorflow"), ("loop", "torch")])
 def test_the_warm_up_goes_on_whatever_the_number_of_ranks(way: str, backend: str, tmp_path: Path) -> None:
     """Also after a second start on as many ranks, which must know of the one before on others."""
     expected = []

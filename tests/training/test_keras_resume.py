@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +29,40 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "torch"])
-def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Backend, and where a training of 2 ranks ended that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    ended = train(2, "local", request.param, folder, "whole")
-    assert ended.status == 0, ended.err
-    return request.param, folder / "whole.npz"
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By backend, where a training of 2 ranks ended that nothing interrupted."""
+
+    @cache
+    def whole(backend: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+        ended = train(2, "local", backend, folder, "whole")
+        assert ended.status == 0, ended.err
+        return folder / "whole.npz"
+
+    return whole
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("number", "place", "rank", "launcher"),
-    [("SIGUSR1", "step", 1, "local"), ("SIGTERM", "validation", 0, "mpirun"), ("SIGUSR2", "data", 1, "local")],
+    ("backend", "number", "place", "rank", "launcher"),
+    [
+        ("tensorflow", "SIGUSR1", "step", 1, "local"),
+        ("tensorflow", "SIGUSR2", "data", 1, "local"),
+        ("torch", "SIGUSR1", "step", 1, "local"),
+        ("torch", "SIGTERM", "validation", 0, "mpirun"),
+    ],
 )
 def test_a_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
-    number: str, place: str, rank: int, launcher: str, uninterrupted: tuple[str, Path], tmp_path: Path
+    backend: str,
+    number: str,
+    place: str,
+    rank: int,
+    launcher: str,
+    uninterrupted: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    backend, whole = uninterrupted
+    whole = uninterrupted(backend)
     options = ["--signal", number, "--place", place, "--rank", rank, "--mark", tmp_path / "mark"]
     first = train(2, launcher, backend, tmp_path, "parts", *options)
     assert first.status == RESTART, first.err

@@ -32,9 +32,8 @@ def train(ranks: int, launcher: str, folder: Path, *arguments: object) -> Ended:
     [
         (1, "none", ()),
         (2, "local", ("--workers", 2)),
-        (2, "mpirun", ("--join", 40)),
         # Here rank 0 is through before the first signal.
-        (2, "local", ("--join", 8)),
+        (2, "mpirun", ("--join", 8)),
         (4, "local", ()),
     ],
 )
