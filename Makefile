@@ -24,7 +24,7 @@ endef
 
 help:
 	@echo "make demo    set up (about 4 min the first time), then a scaling study with 1, 2 and 4 ranks on this machine's CPUs"
-	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 50 min)"
+	@echo "make test    set up the rest (SLURM and MPI too, as root), then lint, types and every test (about 45 min)"
 	@echo "make cluster-up, cluster-down   a SLURM cluster of four nodes on this machine (as root), to try everything on"
 	@echo "make lint    ruff        make types   mypy        make clean   remove $(VENV)"
 
@@ -35,7 +35,7 @@ demo: $(BIN)/.torch horovod
 
 test: FRAMEWORKS := torch,tensorflow
 test: $(BIN)/.dev system-packages horovod lint types
-	$(call timed,Tests (about 50 min on 2 cores),source $(BIN)/activate && python -m tests $(PYTEST))
+	$(call timed,Tests (about 40 min on 2 cores),source $(BIN)/activate && python -m tests $(PYTEST))
 
 lint: $(BIN)/.dev
 	$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
