@@ -142,19 +142,20 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def before_others_begin(self, epoch: int) -> None:
         """The epoch begins, and no other callback has set its learning rate yet."""
-        content = self.content
-        begun = content is not None and epoch == content["epoch"] and (content["consumed"] > 0 or "anew" in content)
-        self._optimizers.before_schedules(content if begun else None)
+        self._optimizers.before_schedules(self._begun(epoch))
 
-    def _goes_on(self, epoch: int) -> dict[str, Any] | None:
-        """The checkpoint, if it is of the middle of this epoch."""
+    def _begun(self, epoch: int) -> dict[str, Any] | None:
+        """The checkpoint, if it was made after this epoch had begun."""
         content = self.content
-        return content if content is not None and epoch == content["epoch"] and content["consumed"] > 0 else None
+        if content is None or epoch != content["epoch"] or not (content["consumed"] or "anew" in content):
+            return None
+        return content
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Which samples come, and where in the epoch: Keras has just reset its metrics."""
         self._epoch, self._step, self._averaged, self._skip = epoch, 0, False, 0
-        content = self._goes_on(epoch)
+        begun = self._begun(epoch)
+        content = begun if begun is not None and begun["consumed"] else None  # or it begins anew
         self._optimizers.after_schedules(content)
         if self.loader is not None:
             self.loader.start(epoch + 1, content["consumed"] if content is not None else 0)

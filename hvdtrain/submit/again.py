@@ -118,7 +118,7 @@ def _limits() -> Limits:
     """What this site allows: the profile that counts in this folder."""
     from hvdtrain.site import detect, files
 
-    detected = files.Layer("detected", detect.profile(detect.look()))
+    detected = files.Layer(files.DETECTED, detect.profile(detect.look()))
     return files.combine([detected, *files.layers(Path.cwd(), None)]).site.limits
 
 
