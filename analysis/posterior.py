@@ -15,7 +15,7 @@ on them more, by up to 13 points.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -50,6 +50,8 @@ class Prior:
         overhead: half-width at half-maximum of the prior on a law's overhead, in shares of a rank's time.
         negative: weight of an overhead below zero against the same above: superlinear groups are rare.
         walk, node_walk: standard deviation per doubling of ranks, and of nodes, of what no law describes.
+        first_node_walk: `node_walk` while at most one number of nodes above one was measured. Many sizes on the same two nodes say
+            nothing of a third: in the placements of Pollux (`docs/scaling-analysis.md`) two nodes cost a quarter more than three.
         noise: standard deviation of one measurement.
         boundary: standard deviation of the step from one node to several.
         shape, expected: of the inverse gamma on the common scale: `expected` is the usual noise in logs, and a shape below a
@@ -62,6 +64,7 @@ class Prior:
     negative: float = 0.02
     walk: float = 0.08
     node_walk: float = 0.1
+    first_node_walk: float = 0.2
     noise: float = 0.04
     boundary: float = 0.25
     shape: float = 0.35
@@ -103,6 +106,8 @@ class Posterior:
             log_cost: log of rank-seconds per unit of work: the median of the replicates.
             replicates: how many measurements each median is of.
         """
+        if len(np.unique(nodes[nodes > 1])) < 2:
+            prior = replace(prior, node_walk=prior.first_node_walk)
         laws, prior_weights, names = _laws(n, len(n), prior)
         residuals = (log_cost - log_cost[0])[:, None] - (laws - laws[0])
         solved = np.linalg.solve(_covariance(n, nodes, replicates, prior), residuals)

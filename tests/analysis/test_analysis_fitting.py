@@ -100,6 +100,16 @@ def test_a_measured_boundary_is_part_of_the_fit() -> None:
     assert boundary.numbers["step"] == pytest.approx(740 * 2 / 1100)
 
 
+def test_many_sizes_on_two_nodes_say_little_of_a_third() -> None:
+    # Of DeepSpeech2 in the placements of Pollux (batch 10): a GPU costs more on two nodes than on one, and less on three.
+    cost = [1.0, 1.121, 1.267, 1.427, 2.412, 2.443, 2.495, 2.654, 2.104]
+    values = [100 * n / one for n, one in enumerate(cost, 1)]
+    own = table(list(range(1, 9)), values[:8], n_nodes=[1] * 4 + [2] * 4)
+    row = analysis.fit_scaling(own).predict(9, gpus_per_node=4).iloc[0]
+    assert row["status"] == "ok"
+    assert row["low"] < values[8] < row["high"]
+
+
 def test_one_outlier_of_five_or_more_sizes_is_left_out() -> None:
     sizes = [1, 2, 4, 8, 16]
     clean = [amdahl(n, 0.01) for n in sizes]
