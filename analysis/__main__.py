@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(options: argparse.Namespace) -> int:
+    # A name that the terminal's encoding does not have is shown in escapes: everything else is worth seeing.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     inputs: list[Path] = options.inputs
     out: Path | None = options.out
     json_to: str | None = options.json
@@ -91,7 +96,8 @@ def _report(options: argparse.Namespace) -> int:
         if note := reference_note(report):
             print(note, file=sys.stderr)
     if printed:
-        sys.stdout.write(json_text(report))
+        # With JSON's own escapes: what reads it knows these.
+        sys.stdout.write(json_text(report, plain=not (sys.stdout.encoding or "").lower().startswith("utf")))
     else:
         # Without a terminal rich assumes 80 columns and would fold every cell of the table.
         show(report, Console() if sys.stdout.isatty() else Console(width=120))

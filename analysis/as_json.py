@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.assemble import Part, Report
+from analysis.epochs import EpochsGroup
 from analysis.fitting import GroupFit
 from analysis.recommendation import Recommendation
 from analysis.way import Way
@@ -39,7 +40,8 @@ def as_json(report: Report) -> dict[str, Any]:
                 "bcrit_low": group.bcrit_low,
                 "bcrit_high": group.bcrit_high,
                 "bcrit_noise": group.bcrit_noise,
-                "next_batch": _interval(group.interval(2 * float(group.batches[-1]))) if len(group.batches) > 1 else None,
+                "not_settled_by": [{"batch": batch, "epochs": epochs} for batch, epochs in group.bounds],
+                "next_batch": _next_batch(group),
             }
             for group in insights.epochs.groups
         ],
@@ -58,6 +60,11 @@ def as_json(report: Report) -> dict[str, Any]:
     }  # fmt: skip
     clean: dict[str, Any] = _finite(found)
     return clean
+
+
+def _next_batch(group: EpochsGroup) -> Any:
+    twice = 2 * float(group.batches[-1])
+    return None if len(group.batches) < 2 or group.bound(twice) else _interval(group.interval(twice))
 
 
 def _group(report: Report, part: Part) -> dict[str, Any]:

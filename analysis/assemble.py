@@ -17,6 +17,8 @@ from analysis.tables import Inputs
 
 #: What to do about a log that does not say on how many ranks it was made.
 NAME_RANKS = "name them in the path (run-4gpu/metrics.csv, log_n4.csv) or in a column n_gpus"
+#: Why a finished run is in no table.
+_NOTHING = "its accuracy was not finite at the end, or not recorded, and neither was a time"
 #: More groups in one figure than colours would have to share one.
 MOST_GROUPS = 6
 
@@ -65,19 +67,23 @@ def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame
     for group in scaling(inputs.table):
         runs = runs_of(group, inputs.runs)
         parts.append(Part(group, title(group), machine(runs), tuple(notes(group, runs)), accuracy_curves(runs)))
+    told = {source for part in parts for source in part.group.sources}
     return Report(
         inputs=tuple(words.printable(str(path)) for path in inputs.paths),
         parts=tuple(parts),
-        left_out=tuple(
-            replace(run, reason=f"nothing says on how many ranks it ran; {NAME_RANKS}") if run.measured else run
-            for run in inputs.runs
-            if not (run.measured and run.n_gpus)
-        ),
+        left_out=tuple(_left_out(run) for run in inputs.runs if run.source not in told or not run.measured),
         table=inputs.table,
         runs=inputs.runs,
         insights=gather(inputs.table, inputs.runs, asked),
         reference=reference,
     )
+
+
+def _left_out(run: Run) -> Run:
+    """A run that is in no table, with the reason: that of its end, or what a finished one does not tell."""
+    if not run.measured:
+        return run
+    return replace(run, reason=_NOTHING if run.n_gpus else f"nothing says on how many ranks it ran; {NAME_RANKS}")
 
 
 def title(group: Group) -> str:

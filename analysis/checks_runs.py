@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from analysis import words
-from analysis.curves import accuracy_curves
+from analysis.curves import accuracy_curves, common_part
 from analysis.finding import Finding, describe
 from analysis.measured import fields_of
 from analysis.phases import bound, by_size, phases_by_size
-from analysis.runs import Run
+from analysis.runs import Run, accuracies
 from analysis.settled import BATCH, unsettled
 from analysis.stability import Stability, epochs_to_stability
 
 
 def stability_of(runs: Sequence[Run], tolerance: float = 0.01) -> dict[int, Stability]:
     """Epochs to stability of the median curve of each number of ranks; those without a curve are absent."""
-    rates: dict[int, dict[int, float | None]] = {}
-    for run in runs:
-        for epoch in run.epochs:
-            rates.setdefault(run.n_gpus, {}).setdefault(epoch.epoch, epoch.lr)
     found = {}
-    for ranks, curve in accuracy_curves(runs).items():
-        numbers = list(curve)
-        lr = [rate for number in numbers if (rate := rates[ranks].get(number)) is not None]
-        found[ranks] = epochs_to_stability(
+    for ranks in accuracy_curves(runs):
+        every = [run for run in runs if run.n_gpus == ranks and accuracies(run.epochs)]
+        own, end = common_part(every)
+        curve = {number: spread for number, spread in accuracy_curves(own)[ranks].items() if number <= end}
+        rates = {epoch.epoch: epoch.lr for run in reversed(own) for epoch in run.epochs}
+        lr = [rate for number in curve if (rate := rates.get(number)) is not None]
+        one = epochs_to_stability(
             [spread.median for spread in curve.values()],
             tolerance,
-            epochs=[float(number) for number in numbers],
-            lr=lr if len(lr) == len(numbers) else None,
+            epochs=[float(number) for number in curve],
+            lr=lr if len(lr) == len(curve) else None,
         )
+        found[ranks] = replace(one, notices=(*one.notices, *_shortened(every, own, end)))
+    return found
+
+
+def _shortened(every: Sequence[Run], own: Sequence[Run], end: int) -> list[str]:
+    """That the median curve leaves out runs that ended before its `end`, or what some went on to do."""
+    further = sum(max(accuracies(run.epochs)) > end for run in own)
+    found = []
+    if len(own) < len(every):
+        found.append(
+            f"{len(every) - len(own)} of {len(every)} runs ended before epoch {end} and are not in the median curve"
+        )
+    if further:
+        found.append(f"the median curve ends at epoch {end}, beyond which {further} of {len(every)} runs went")
     return found
 
 
@@ -78,7 +92,8 @@ def _waiting(runs: Sequence[Run], device: str | None, about: str) -> Iterator[Fi
         share = seconds["data"] / training
         yield Finding(
             "input_bound",
-            f"{words.ranks(ranks, device)}: {seconds['data']:.3g} of {training:.3g} s of training ({share:.0%}) wait for data",
+            f"{words.ranks(ranks, device)}: {words.amount(seconds['data'])} of {words.amount(training)} s of training "
+            f"({share:.0%}) wait for data",
             (),
             about,
             likely="reading or augmenting cannot keep up",

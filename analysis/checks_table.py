@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import words
-from analysis.epochs import METRICS_OF_EPOCHS, fit_epochs
+from analysis.epochs import METRICS_OF_EPOCHS, Bounds, fit_epochs
 from analysis.finding import Finding, describe, known
 from analysis.measured import SPEEDS, fields_of, held_batches, on_fewest_nodes, series_key
 from analysis.schema import GROUP
@@ -20,10 +20,13 @@ _ROUNDING = 1.02
 _SHARE = 0.6
 
 
-def table_checks(table: pd.DataFrame, recorded: Set[str] = frozenset()) -> Iterator[Finding]:
+def table_checks(
+    table: pd.DataFrame, recorded: Set[str] = frozenset(), bounds: Bounds | None = None
+) -> Iterator[Finding]:
     """Totals, GPU types, batches, epochs and horizons.
 
-    `recorded` are the sources that are runs: their totals are sums of their own epochs and contradict nothing.
+    `recorded` are the sources that are runs: their totals are sums of their own epochs and contradict nothing. `bounds` are as
+    for `fit_epochs`.
     """
     if not table.attrs.get("all_from_runs"):
         yield from _totals(table[~table["source"].isin(list(recorded))])
@@ -31,7 +34,7 @@ def table_checks(table: pd.DataFrame, recorded: Set[str] = frozenset()) -> Itera
     yield from _types_apart(table)
     yield from _batches(table)
     yield from _lengths(table)
-    yield from _horizons(table)
+    yield from _horizons(table, bounds)
 
 
 def _totals(table: pd.DataFrame) -> Iterator[Finding]:
@@ -161,20 +164,21 @@ def _lengths(table: pd.DataFrame) -> Iterator[Finding]:
         )
 
 
-def _horizons(table: pd.DataFrame) -> Iterator[Finding]:
+def _horizons(table: pd.DataFrame, bounds: Bounds | None) -> Iterator[Finding]:
     """The next doubling of the batch would not be seen to settle in as many epochs as were trained."""
     counted = table[table["metric"].isin(METRICS_OF_EPOCHS) & table["epochs"].notna() & table["global_batch"].notna()]
-    for group in fit_epochs(table).groups:
+    for group in fit_epochs(table, bounds).groups:
         own = counted[_is(counted["workload"], group.workload) & _is(counted["lr_rule"], group.lr_rule)]
         if own.empty or len(group.batches) < 2:
             continue
         trained, twice = float(own["epochs"].max()), 2 * float(group.batches.max())
         low, middle, high = group.interval(twice)
-        if high <= trained:
+        # Where a batch up to there has not settled, that is said of its runs.
+        if high <= trained or group.bound(twice):
             continue
         yield Finding(
             "horizon",
-            f"at a global batch of {twice:g}, {words.counted_to(group.metric)} is expected at epoch {low:.0f} to {high:.0f} "
+            f"at a global batch of {twice:,.0f}, {words.counted_to(group.metric)} is expected at epoch {low:.0f} to {high:.0f} "
             f"(best guess {middle:.0f}), and the runs have {trained:g} epochs",
             _labels(own),
             ", ".join(

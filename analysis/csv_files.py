@@ -106,6 +106,8 @@ def _row(given: Mapping[str, str], where: str, source: str, ranks_needed: bool) 
         row["replicate"] = _whole(given["replicate"], "replicate", where, least=0)
     row["source"] = row["source"] or printable(source)
     row["device"] = _device(given, where)
+    if str(row["gpu_type"]).lower() in DEVICES:
+        row["gpu_type"] = None
     row["value"], row["unit"] = _value(given, where)
     ranks, per_rank, overall = row["n_gpus"], row["per_gpu_batch"], row["global_batch"]
     if not isinstance(ranks, int):
@@ -135,7 +137,9 @@ def _whole(text: str, name: str, where: str, least: int) -> int:
 def _device(given: Mapping[str, str], where: str) -> str | None:
     device = given.get("device", "").lower()
     if not device:
-        return "gpu" if "gpu_type" in given else None
+        # A column of hardware names the device where it is no GPU of a type.
+        kind = given.get("gpu_type", "").lower()
+        return kind if kind in DEVICES else "gpu" if kind else None
     if device not in DEVICES:
         legal = " or ".join(DEVICES)
         raise UserError(f'{where}: device "{given["device"]}" is not {legal}{nearest(device, DEVICES)}')

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from analysis.runs import Run
+from analysis.runs import Run, accuracies
 from analysis.scaling import Spread
 
 #: Epoch number -> the replicates' accuracies (fractions of one) after it, in order of epochs.
@@ -37,6 +37,20 @@ def accuracy_curves(runs: Sequence[Run]) -> dict[int, Curve]:
         for ranks, curve in curves.items()
         if any(math.isfinite(spread.median) for spread in curve.values())
     }
+
+
+def common_part(runs: Sequence[Run]) -> tuple[list[Run], int]:
+    """Runs that have all their epochs in common, and the last of these, so that a curve of theirs is of the same runs everywhere.
+
+    Runs end early where they may (early stopping), and a median over those that went on jumps there. Of all choices that with
+    most epochs of accuracy in it.
+
+    Args:
+        runs: at least one, with an accuracy each.
+    """
+    ends = [max(accuracies(run.epochs)) for run in runs]
+    end = max(sorted(set(ends)), key=lambda end: end * sum(own >= end for own in ends))
+    return [run for run, own in zip(runs, ends, strict=True) if own >= end], end
 
 
 def _spread(seen: Sequence[float]) -> Spread:

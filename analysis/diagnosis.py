@@ -12,7 +12,7 @@ from analysis.checks_table import table_checks
 from analysis.complete import completed
 from analysis.finding import CODES, Finding
 from analysis.runs import Run
-from analysis.settled import BATCH, settled
+from analysis.settled import BATCH, lower_bounds, settled
 
 __all__ = ["CODES", "Finding", "diagnose"]
 
@@ -36,7 +36,7 @@ def diagnose(table: pd.DataFrame, runs: Sequence[Run] = ()) -> list[Finding]:
     sources = {run.source for run in runs}
     found = [
         *speed_checks(table, {run.source for run in runs if run.recorded}),
-        *table_checks(settled(table, runs, BATCH), sources),
+        *table_checks(settled(table, runs, BATCH), sources, lower_bounds(runs)),
         *run_checks(table, runs),
     ]
     return sorted(_once(found, table, sources), key=lambda finding: CODES.index(finding.code))

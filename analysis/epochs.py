@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from analysis.finding import known
 from analysis.posterior import Floats, quantiles
 from hvdtrain.errors import UserError
 
+#: Epochs that are known not to be enough, by global batch, by workload and learning-rate rule: what runs say that have not settled.
+Bounds = Mapping[tuple[str | None, str | None], Mapping[int, float]]
 #: Epochs depend on what is trained and how the learning rate follows the batch, not on which GPU does it.
 EPOCH_GROUP = ("workload", "lr_rule")
 #: Measurements of epochs, best first.
@@ -46,6 +48,7 @@ class EpochsGroup:
         bcrit_low, bcrit_high: 90 % interval of bcrit under that law.
         bcrit_noise: the simple noise scale (samples) of the same runs, a second estimate of bcrit; None unless recorded.
         status: `ok`, or `insufficient_data` with fewer than three batches.
+        bounds: further global batches that were trained, and as many epochs as were not enough there.
     """
 
     workload: str | None
@@ -60,6 +63,14 @@ class EpochsGroup:
     bcrit_high: float
     bcrit_noise: float | None
     status: str
+    bounds: tuple[tuple[float, float], ...] = ()
+
+    def bound(self, batch: float) -> float:
+        """As many epochs as are known not to be enough at `batch`, since they were not at one up to there; else 0.
+
+        Of batches below the largest that is counted the counts above say more.
+        """
+        return max((epochs for own, epochs in self.bounds if self.batches[-1] < own <= batch), default=0.0)
 
     def predict_law(self, law: str, batch: Floats) -> Floats:
         """Epochs at `batch` by one law of `LAWS`, least squares in logs."""
@@ -67,10 +78,14 @@ class EpochsGroup:
         return np.asarray(np.exp(level + _curve(law, batch, np.array([slope]), self.batches[0])[0]))
 
     def interval(self, batch: float) -> tuple[float, float, float]:
-        """Low end, default law and high end for a new count of epochs at `batch`, 90 %: holds what every law says."""
+        """Low end, default law and high end for a new count of epochs at `batch`, 90 %: holds what every law says.
+
+        Above what is known not to be enough (`bound`): where that contradicts the laws, they say nothing of the high end.
+        """
         by_law = [float(self.predict_law(law, np.array([batch]))[0]) for law in LAWS]
         low, high = self._quantiles(batch)
-        return min(low, *by_law), by_law[0], max(high, *by_law)
+        low, middle, high, bound = min(low, *by_law), by_law[0], max(high, *by_law), self.bound(batch)
+        return max(low, bound), max(middle, bound), high if high > bound else float("inf")
 
     def _quantiles(self, batch: float) -> tuple[float, float]:
         """5 and 95 %: `_MIXTURE`'s laws over all slopes, each a Gaussian process around its curve with a random walk in
@@ -143,7 +158,7 @@ def predict_one(group: EpochsGroup, batch: int) -> dict[str, Any]:
     }
 
 
-def fit_epochs(table: pd.DataFrame) -> EpochsFit:
+def fit_epochs(table: pd.DataFrame, bounds: Bounds | None = None) -> EpochsFit:
     """Fit epochs against global batch, per workload and learning-rate rule.
 
     The default law is E = Emin (1 + B / Bcrit): epochs and steps to a target trade off as a hyperbola (McCandlish et al.
@@ -152,6 +167,7 @@ def fit_epochs(table: pd.DataFrame) -> EpochsFit:
     Args:
         table: rows of metric epochs_to_stability (or epochs_to_target) with a global_batch; rows of metric noise_scale
             (samples) give a second estimate of Bcrit.
+        bounds: of runs that have not settled, `analysis.settled.lower_bounds`: no prediction contradicts them.
     """
     table = completed(table)
     chosen = table[table["metric"].isin((*METRICS_OF_EPOCHS, "noise_scale")) & (table["value"] > 0)]
@@ -168,13 +184,14 @@ def fit_epochs(table: pd.DataFrame) -> EpochsFit:
             groups.append(fit_batches(
                 by.index.to_numpy(dtype=float), by["median"].to_numpy(dtype=float), by["size"].to_numpy(dtype=float),
                 workload, lr_rule, metric, float(noise.median()) if len(noise) else None,
+                (bounds or {}).get((workload, lr_rule), {}) if metric == METRICS_OF_EPOCHS[0] else {},
             ))  # fmt: skip
     return EpochsFit(tuple(groups))
 
 
 def fit_batches(
     batches: Floats, epochs: Floats, counts: Floats, workload: str | None = None, lr_rule: str | None = None,
-    metric: str = METRICS_OF_EPOCHS[0], bcrit_noise: float | None = None,
+    metric: str = METRICS_OF_EPOCHS[0], bcrit_noise: float | None = None, bounds: Mapping[int, float] | None = None,
 ) -> EpochsGroup:  # fmt: skip
     """Fit one group: ascending global batches, median epochs at each, and how many measurements each is of."""
     emin, bcrit, low, high = float("nan"), float("nan"), float("nan"), float("nan")
@@ -185,11 +202,16 @@ def fit_batches(
         misfit = _levels(_curve("hyperbolic", batches, slopes, batches[0]), np.log(epochs), counts)[1]
         weights = (2 * _SHAPE + misfit / NOISE**2) ** (-(_SHAPE + (len(batches) - 1) / 2))
         weights = weights * np.exp(-0.5 * _surprise(slopes, batches))
-        below = np.cumsum(weights) / weights.sum()
-        ends = [float(slopes[min(int(np.searchsorted(below, share)), len(slopes) - 1)]) for share in (0.95, 0.05)]
+        shares = np.cumsum(weights) / weights.sum()
+        ends = [float(slopes[min(int(np.searchsorted(shares, share)), len(slopes) - 1)]) for share in (0.95, 0.05)]
         low, high = (1 / end if end > 0 else float("inf") for end in ends)
+        # The best slope knows the noise, the interval does not: of epochs that no hyperbola follows they may part ways.
+        low, high = min(low, bcrit), max(high, bcrit)
     status = "ok" if len(batches) > 2 else "insufficient_data"
-    return EpochsGroup(workload, lr_rule, metric, batches, epochs, counts, emin, bcrit, low, high, bcrit_noise, status)
+    below = tuple((float(batch), least) for batch, least in sorted((bounds or {}).items()))
+    return EpochsGroup(
+        workload, lr_rule, metric, batches, epochs, counts, emin, bcrit, low, high, bcrit_noise, status, below
+    )
 
 
 def best_fit(law: str, batches: Floats, epochs: Floats, counts: Floats) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def describe(fields: Mapping[str, Any]) -> str:
     whole = text.get("global_batch")
     parts = [
         first,
-        *([f"batch {float(batch):g} per rank"] if batch else [f"global batch {float(whole):g}"] if whole else []),
+        *([f"batch {float(batch):.0f} per rank"] if batch else [f"global batch {float(whole):.0f}"] if whole else []),
     ]
     parts += [f"learning-rate rule {rule}"] if rule else []
     return ", ".join([*parts, *([precision] if precision else [])])

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from analysis.epochs import EpochsGroup, fit_batches, fit_epochs
+from analysis.epochs import Bounds, EpochsGroup, fit_batches, fit_epochs
 from analysis.finding import known
 from analysis.fitting import fit_scaling
 from analysis.way import COUNTED, Way, Z, of_each_rule
 
 
-def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
+def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way], bounds: Bounds | None = None) -> list[Way]:
     """The way to the target, or to stable accuracy, at twice the largest size of each group with times and counts of epochs.
 
     The target may be one that was recorded, as epochs_to_target. Start and end are taken to stay those of the largest size.
-    The interval combines that of the epoch time with that of the epochs, as independent.
+    The interval combines that of the epoch time with that of the epochs, as independent. None where runs contradict it that have
+    not settled (`bounds`, as for `fit_epochs`).
     """
     measured_ways = of_each_rule(measured_ways)
     own = table[table["metric"].isin(["epoch_time", "total_time"])]
     if own.empty or not measured_ways or measured_ways[0].basis not in COUNTED or measured_ways[0].epochs is None:
         return []
     by_curves = measured_ways[0].basis == "target"
-    groups = _to_target(measured_ways) if by_curves else fit_epochs(table).groups
+    groups = _to_target(measured_ways) if by_curves else fit_epochs(table, bounds).groups
     counts = {(group.workload, group.lr_rule): group for group in groups}
     found = []
     for fit in fit_scaling(own).groups:
@@ -35,7 +37,7 @@ def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way]) -> list[Way]:
             continue
         asked = int(2 * fit.data.n[-1])
         row = fit.predict([asked])[0]
-        if row["status"] == "refused":
+        if row["status"] == "refused" or math.isinf(group.interval(float(asked * batch))[2]):
             continue
         found.append(_way(largest[0], row, group, asked, int(batch), float(fit.data.values[-1]), fit.data.metric))
     return found

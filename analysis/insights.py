@@ -19,7 +19,7 @@ from analysis.phases import bound, by_size, phases_by_size
 from analysis.recommendation import Recommendation, recommend
 from analysis.runs import Run
 from analysis.sentences import wish
-from analysis.settled import BATCH, settled
+from analysis.settled import BATCH, lower_bounds, settled
 from analysis.stability import Stability
 from hvdtrain.errors import UserError
 
@@ -76,7 +76,7 @@ def gather(table: pd.DataFrame, runs: Sequence[Run], asked: Asked | None = None)
         findings=tuple(diagnose(table, runs)),
         fits=fits,
         predictions={key: _beyond(fit) for key, fit in fits.items()},
-        epochs=fit_epochs(settled(table, runs, BATCH)),
+        epochs=fit_epochs(settled(table, runs, BATCH), lower_bounds(runs)),
         stability={key: curves for key, own in groups.items() if (curves := stability_of(own))},
         phases=phases,
         limits={key: {n: bound(seconds, n) for n, seconds in sizes.items()} for key, sizes in phases.items()},

@@ -18,8 +18,12 @@ from hvdtrain import record
 from hvdtrain.errors import UserError
 from hvdtrain.record import Epoch
 
+#: A number apart from its word ("4-gpu") only at the beginning or before the plural: a model's number and a date end there too
+#: ("resnet-50-gpu").
 _RANKS = re.compile(
-    r"(?:^|[^a-z0-9])(?:n(\d+)|np(\d+)|(\d+)\s*x?[-_ ]?(?:gpus?|ranks?|workers?))(?:[^a-z0-9]|$)", re.IGNORECASE
+    r"(?:^|[^a-z0-9])(?:n(\d+)|np(\d+)|(\d+)\s*x?(?:gpus?|ranks?|workers?)|(\d+)[-_ ](?:gpus|ranks|workers))(?:[^a-z0-9]|$)"
+    r"|^(\d+)[-_ ](?:gpu|rank|worker)(?:[^a-z0-9]|$)",
+    re.IGNORECASE,
 )
 
 
@@ -32,9 +36,10 @@ def is_curve(fields: Sequence[str]) -> bool:
 
 
 def is_events(path: Path) -> bool:
-    """Whether this is a TensorBoard event file, or a folder with some (and no study)."""
+    """Whether this is a TensorBoard event file, or a folder with some (and nothing of this suite's)."""
     if path.is_dir():
-        return not record.is_study(path) and any(path.glob("**/events.out.tfevents.*"))
+        own = record.is_study(path) or (path / "cell.json").is_file() or any(path.glob("*/study.json"))
+        return not own and any(path.glob("**/events.out.tfevents.*"))
     return path.name.startswith("events.out.tfevents.")
 
 

@@ -66,11 +66,14 @@ def _narrowing(fit: GroupFit, of: str) -> str:
     there, smaller = widths.pop(goal), min(widths, key=lambda size: widths[size])
     device = fit.fields["device"]
     again = "again" if smaller in data.n else "once"
-    return (
+    said = (
         f"Measure {words.ranks(int(goal), device)} once{of}: the interval there would narrow by about {1 - there / before:.0%}, "
-        f"more than from any other single run. Of smaller runs {words.ranks(int(smaller), device)} {again} would tell most: "
-        f"{1 - widths[smaller] / before:.0%}."
+        "more than from any other single run."
     )
+    gain = f"{1 - widths[smaller] / before:.0%}"
+    if gain.startswith("-") or gain == "0%":
+        return f"{said} No smaller run would narrow it."
+    return f"{said} Of smaller runs {words.ranks(int(smaller), device)} {again} would tell most: {gain}."
 
 
 def _width(fit: GroupFit, goal: float, added: float | None) -> float:

@@ -147,7 +147,7 @@ def ways(answer: Recommendation) -> Sheet:
         "epoch": "Time of one epoch",
         "recorded target": "Time to the target that was recorded",
     }.get(answer.basis, "Time of a million samples")
-    units = {way.hours_unit for way in answer.ways} or {"GPU-hours"}
+    units = {way.hours_unit for way in (*answer.ways, *answer.forecasts, *answer.unreached, *answer.uncounted)}
     hours = units.pop() if len(units) == 1 else "rank-hours"
     columns = ["configuration", "epochs", "time", "90 % interval", hours, "cost", "energy (kWh)", "accuracy", ""]
     if not any(way.price for way in answer.ways):
@@ -195,27 +195,29 @@ def epochs(group: EpochsGroup) -> Sheet | None:
     """Epochs against batch: the measured ones and the next doubling."""
     if len(group.batches) < 2:
         return None
-    rows = [[f"{batch:g}", number(own), "measured"] for batch, own in zip(group.batches, group.epochs, strict=True)]
+    rows = [[f"{batch:,.0f}", number(own), "measured"] for batch, own in zip(group.batches, group.epochs, strict=True)]
     twice = 2 * float(group.batches[-1])
     low, middle, high = group.interval(twice)
-    rows.append([f"{twice:g}", f"{middle:.0f} ({low:.0f} to {high:.0f})", "expected"])
-    noise = f" The noise scale of the runs says {group.bcrit_noise:.3g}." if group.bcrit_noise else ""
+    rows += [[f"{batch:,.0f}", f"> {epochs:g}", "measured, not settled"] for batch, epochs in group.bounds]
+    if not group.bound(twice):
+        rows.append([f"{twice:,.0f}", f"{middle:.0f} ({low:.0f} to {high:.0f})", "expected"])
+    noise = f" The noise scale of the runs says {number(group.bcrit_noise)}." if group.bcrit_noise else ""
     bcrit = "no critical batch in sight" if math.isinf(group.bcrit) else (
-        f"critical batch {group.bcrit:.3g} ({_bound(group.bcrit_low)} to {_bound(group.bcrit_high)})")  # fmt: skip
+        f"critical batch {number(group.bcrit)} ({_bound(group.bcrit_low)} to {_bound(group.bcrit_high)})")  # fmt: skip
     of_rule = "" if group.lr_rule is None else f", {words.rule(group.lr_rule)}"
     heading = f"Epochs to {words.counted_to(group.metric)} against global batch{of_rule}"
     return Sheet(heading, ["global batch", "epochs", ""], rows,
-                 f"E = {group.emin:.3g} (1 + B / Bcrit), {bcrit}.{noise}")  # fmt: skip
+                 f"E = {number(group.emin)} (1 + B / Bcrit), {bcrit}.{noise}")  # fmt: skip
 
 
 def _bound(value: float) -> str:
-    return "any" if math.isinf(value) else f"{value:.3g}"
+    return "any" if math.isinf(value) else number(value)
 
 
 def _epoch(one: Stability) -> str:
     if one.epoch is not None:
         return f"{one.epoch:g}"
-    return f"> {one.longer_than:g}" if one.longer_than is not None else _NONE
+    return f"> {one.longer_than:g}" if one.status == "censored" else _NONE
 
 
 def _span(one: Stability) -> str:

@@ -13,9 +13,10 @@ from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
 from analysis.sentences import WHAT, best_ways, duration, nothing_learnt, uncounted_ways, unseen, wish, without_price
-from analysis.settled import BATCH, settled
+from analysis.settled import BATCH, lower_bounds, settled
 from analysis.target import check_prices, check_target, common_target, ways
 from analysis.way import Way, judged_by_cost, priced_as
+from analysis.words import amount
 from hvdtrain.errors import UserError
 
 #: By which bases a way's seconds are the time of a whole job.
@@ -140,7 +141,8 @@ def _one(
     best, limit = _within(timed, judged, money, deadline, budget, basis)
     # What diverged whenever it was tried has an answer.
     tried = [(dict(way.fields), way.n_gpus) for way in unreached]
-    ahead = [way for way in forecasts(settled(rows, runs, BATCH), timed) if (dict(way.fields), way.n_gpus) not in tried]
+    every_ahead = forecasts(settled(rows, runs, BATCH), timed, lower_bounds(runs))
+    ahead = [way for way in every_ahead if (dict(way.fields), way.n_gpus) not in tried]
     run = next_run(rows, fastest, fast_rivals)
     sentences = [
         *best_ways(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),
@@ -189,7 +191,7 @@ def _within(
     if best is not None:
         how = "cheapest" if order == "cost" else "fastest"
         return best, [
-            f"Within {said} the {how} is {best.name}: {duration(best.seconds)}, {best.gpu_hours:.3g} {best.hours_unit}."
+            f"Within {said} the {how} is {best.name}: {duration(best.seconds)}, {amount(best.gpu_hours)} {best.hours_unit}."
         ]
     if maybe:
         names = ", ".join(way.name for way in maybe)

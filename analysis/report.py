@@ -24,9 +24,9 @@ FIGURE_FILES = re.compile(
 _MOST_DRAWN = 4
 
 
-def json_text(report: Report) -> str:
-    """report.json as text."""
-    return json.dumps(as_json(report), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def json_text(report: Report, plain: bool = False) -> str:
+    """report.json as text; `plain` in ASCII alone."""
+    return json.dumps(as_json(report), indent=1, allow_nan=False, ensure_ascii=plain) + "\n"
 
 
 def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes]:

@@ -141,7 +141,8 @@ def rows(run: Run) -> list[Row]:
     """The measurements of a finished run: those that it recorded of throughput, epoch_time, total_time, val_acc,
     epochs_to_stability (where its curve is stable), noise_scale (the median over the second half of the run), energy."""
     scales = [epoch.noise_scale for epoch in run.epochs[len(run.epochs) // 2 :] if epoch.noise_scale]
-    final = run.epochs[-1].val_acc if run.epochs else None
+    # Not the last epoch's: not every epoch is validated.
+    final = next(reversed(accuracies(run.epochs).values()), None)
     values = {
         # A zero here is a clock too coarse for the epoch, not a measurement; ratios of it would be infinite.
         "throughput": steady_median(run.epochs, "samples_per_second") or None,
@@ -174,13 +175,15 @@ def rows(run: Run) -> list[Row]:
     return table
 
 
+def accuracies(epochs: Iterable[Epoch]) -> dict[int, float]:
+    """The validation accuracy of each epoch that recorded one, NaN where it was not finite."""
+    return {epoch.epoch: epoch.val_acc for epoch in epochs if epoch.val_acc is not None}
+
+
 def stable_from(epochs: Sequence[Epoch]) -> float | None:
     """The epoch from which the validation accuracy is stable; None where it is not, or too few epochs recorded it."""
-    curve = [epoch.val_acc for epoch in epochs if epoch.val_acc is not None]
-    if len(curve) < SHORTEST or len(curve) < len(epochs) / 2:
-        return None
-    values = [math.nan if epoch.val_acc is None else epoch.val_acc for epoch in epochs]
-    return settling_epoch(values, [epoch.epoch for epoch in epochs])
+    curve = accuracies(epochs)
+    return settling_epoch(list(curve.values()), list(curve)) if len(curve) >= SHORTEST else None
 
 
 def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.way import Way, priced_as
+from analysis.words import amount
 
 #: What a way's seconds are for, by its basis.
 WHAT = {
@@ -23,7 +24,7 @@ def wish(target: float | None, deadline: float | None, budget: float | None, uni
     """What was asked for in words, "" where nothing was; `unit` is that of the budget, with a space before it."""
     found = [] if target is None else [f"a target of {target:g}"]
     found += [] if deadline is None else [f"a deadline of {duration(deadline)}"]
-    return " and ".join([*found, *([] if budget is None else [f"a budget of {budget:g}{unit}"])])
+    return " and ".join([*found, *([] if budget is None else [f"a budget of {budget:,.10g}{unit}"])])
 
 
 def unseen(target: float | None, basis: str, timed: Sequence[Way]) -> list[str]:
@@ -67,14 +68,14 @@ def best_ways(
     if fastest is not None:
         found.append(
             f"Fastest {what[basis]}: {fastest.name}, {duration(fastest.seconds)} "
-            f"({duration(fastest.low)} to {duration(fastest.high)}), {fastest.gpu_hours:.3g} {fastest.hours_unit}"
+            f"({duration(fastest.low)} to {duration(fastest.high)}), {amount(fastest.gpu_hours)} {fastest.hours_unit}"
             + rivals_of(fast_rivals, "seconds")
         )
     if cheapest is not None:
         cost = (
-            f"a cost of {cheapest.cost:.3g}"
+            f"a cost of {amount(cheapest.cost)}"
             if cheapest.cost is not None
-            else f"{cheapest.gpu_hours:.3g} {cheapest.hours_unit}"
+            else f"{amount(cheapest.gpu_hours)} {cheapest.hours_unit}"
         )
         found.append(
             f"Cheapest: {cheapest.name}, {cost}, {duration(cheapest.seconds)}" + rivals_of(cheap_rivals, "cost")
@@ -124,7 +125,7 @@ def rivals_of(rivals: Sequence[Way], by: str) -> str:
         return ". No other interval reaches into this one."
     unit = "" if rivals[0].price is not None else f" {rivals[0].hours_unit}"
     values = [(way.name, way.worth(by)[1]) for way in rivals]
-    spans = [f"{name} ({duration(value) if by == 'seconds' else f'{value:.3g}{unit}'})" for name, value in values]
+    spans = [f"{name} ({duration(value) if by == 'seconds' else f'{amount(value)}{unit}'})" for name, value in values]
     return f"; not told apart from {', '.join(spans)}."
 
 

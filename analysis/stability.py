@@ -109,33 +109,30 @@ def epochs_to_stability(
         why = ("accuracy ended near where it began, far below its best",)
         return Stability(None, None, None, core.plateau, core.band, "diverged", core.noise, None, None, None, False,
                          float(numbers[-1]), dropped, repeated, why)  # fmt: skip
-    index = core.index()
+    index, answer = core.index(), core.answer()
     low, high = core.interval(seed, resamples)
-    censored = index is None or core.rising()
-    shorter_core = _Core.of(values[: max(SHORTEST, int(_HORIZON * len(values)))], tolerance)
-    shorter_index = shorter_core.index()
-    shorter = None if shorter_index is None else float(numbers[shorter_index])
-    epoch = None if censored or index is None else float(numbers[index])
-    moved = epoch is not None and (
-        shorter_index is None or index is None or abs(shorter_index - index) > max(2, 0.15 * index, (high - low) / 2)
-    )
+    censored = answer is None
+    shorter = _Core.of(values[: max(SHORTEST, int(_HORIZON * len(values)))], tolerance).answer()
+    moved = answer is not None and (shorter is None or abs(shorter - answer) > max(2, 0.15 * answer, (high - low) / 2))
     status = "censored" if censored else "degraded" if core.degraded else "stable"
     return Stability(
-        epoch=epoch,
+        epoch=_number(answer, numbers),
         low=_longer_than(core, index, numbers) if censored else float(numbers[min(low, len(values) - 1)]),
         high=math.inf if censored or high >= len(values) else float(numbers[high]),
         plateau=core.plateau,
         band=core.band,
         status=status,
         noise=core.noise,
-        half_tolerance=_number(_Core.of(values, tolerance / 2).index(), numbers),
-        twice_tolerance=_number(_Core.of(values, tolerance * 2).index(), numbers),
-        shorter=shorter,
+        half_tolerance=_number(_Core.of(values, tolerance / 2).answer(), numbers),
+        twice_tolerance=_number(_Core.of(values, tolerance * 2).answer(), numbers),
+        shorter=_number(shorter, numbers),
         moved=moved,
         longer_than=_longer_than(core, index, numbers) if censored else None,
         dropped=dropped,
         repeated=repeated,
-        notices=tuple(_notices(core, status, index, moved, shorter, numbers, rates, dropped, tolerance)),
+        notices=tuple(
+            _notices(core, status, index, moved, _number(shorter, numbers), numbers, rates, dropped, tolerance)
+        ),
     )
 
 
@@ -145,8 +142,7 @@ def settling_epoch(val_acc: ArrayLike, epochs: Sequence[float], tolerance: float
     if len(values) < SHORTEST or (dropped and ends_in_nothing(val_acc)):
         return None
     core = _Core.of(values, tolerance)
-    index = core.index()
-    return None if index is None or core.collapsed() or core.rising() else float(numbers[index])
+    return None if core.collapsed() else _number(core.answer(), numbers)
 
 
 @dataclass(frozen=True)
@@ -178,6 +174,10 @@ class _Core:
         """The first stable index, None when there is none early enough to be confirmed by a window after it."""
         found = int(settled(self.smoothed, np.array([self.plateau]), np.array([self.band]), self.width)[0])
         return found if found <= len(self.values) - self.width else None
+
+    def answer(self) -> int | None:
+        """`index` of a curve that does not rise any more."""
+        return None if self.rising() else self.index()
 
     def rising(self) -> bool:
         """Whether the last quarter still climbs: by more than half the band within it, and beyond its noise."""

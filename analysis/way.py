@@ -154,9 +154,9 @@ def qualified(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The values of those fields in words, as far as they are known: "V100", "batch 32", "linear rule", "float16"."""
     text = {name: value for name in names if (value := known(fields.get(name))) is not None}
     if "per_gpu_batch" in text:
-        text["per_gpu_batch"] = f"batch {float(text['per_gpu_batch']):g}"
+        text["per_gpu_batch"] = f"batch {float(text['per_gpu_batch']):.0f}"
     if "global_batch" in text:
-        text["global_batch"] = f"global batch {float(text['global_batch']):g}"
+        text["global_batch"] = f"global batch {float(text['global_batch']):.0f}"
     if "lr_rule" in text:
         text["lr_rule"] = "no rule" if text["lr_rule"] == "none" else f"{text['lr_rule']} rule"
     return list(text.values())

@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
+def amount(value: float) -> str:
+    """Three significant digits, and never an exponent where there are more: "2.59", "0.575", "6,010"."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
 def rank_noun(device: str | None, many: bool = True) -> str:
     """What `n_gpus` counts on this device: "CPU ranks", "GPUs", or "ranks" where the device is not known."""
     noun = {"cpu": "CPU rank", "gpu": "GPU"}.get(device or "", "rank")

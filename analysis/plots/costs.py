@@ -42,7 +42,8 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
         return None
     rule = "" if group.lr_rule is None else words.rule(group.lr_rule)
     counted = f"epochs to {words.counted_to(group.metric)}"
-    batches = np.geomspace(group.batches[0], 2 * group.batches[-1], 30)
+    # Where runs have not settled, these say more than the interval does.
+    batches = np.array([b for b in np.geomspace(group.batches[0], 2 * group.batches[-1], 30) if not group.bound(b)])
     with panel() as (figure, axes):
         ends = np.array([group.interval(float(batch)) for batch in batches])
         axes.fill_between(
@@ -54,17 +55,24 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
             axes.plot(batches, group.predict_law(law, batches), color=colour(0) if law == "hyperbolic" else GREY, ls=style, lw=1.3,
                       label=names[law])  # fmt: skip
         axes.plot(group.batches, group.epochs, color=colour(1), marker=marker(0), ls="none", label="measured")
-        log2_axis(axes, [*group.epochs.tolist(), float(ends[:, 0].min()), float(ends[:, 2].max())], counted)
-        rank_axis(axes, [*group.batches.tolist(), float(2 * group.batches[-1])], "global batch (samples)")
+        for place_of, (batch, least) in enumerate(group.bounds):
+            axes.plot([batch], [least], color=colour(1), marker="^", mfc="none", ls="none",
+                      label=None if place_of else "not settled by then")  # fmt: skip
+        unsettled = [least for _, least in group.bounds]
+        log2_axis(axes, [*group.epochs.tolist(), *unsettled, float(ends[:, 0].min()), float(ends[:, 2].max())], counted)
+        most = max(float(2 * group.batches[-1]), *(batch for batch, _ in group.bounds), 0.0)
+        rank_axis(axes, [*group.batches.tolist(), most], "global batch (samples)")
         titled(axes, "Epochs against global batch", rule)
         legend(axes, loc="upper left")
     points = ", ".join(
-        f"batch {batch:g}: {epochs:g}" for batch, epochs in zip(group.batches, group.epochs, strict=True)
+        [f"batch {batch:,.0f}: {epochs:g}" for batch, epochs in zip(group.batches, group.epochs, strict=True)]
+        + [f"batch {batch:,.0f}: not settled by {least:g}" for batch, least in group.bounds]
     )
-    low, middle, high = group.interval(float(2 * group.batches[-1]))
-    ahead = f"at {2 * group.batches[-1]:g}: {middle:.0f}, between {low:.0f} and {high:.0f}"
+    twice = float(2 * group.batches[-1])
+    low, middle, high = group.interval(twice)
+    ahead = "" if group.bound(twice) else f" Expected at {twice:,.0f}: {middle:.0f}, between {low:.0f} and {high:.0f}."
     of_rule = f", {rule}" if rule else ""
-    alt = f"{counted.capitalize()} against global batch{of_rule}. Measured: {points}. Expected {ahead}."
+    alt = f"{counted.capitalize()} against global batch{of_rule}. Measured: {points}.{ahead}"
     return Plot(numbered("epochs", place), "Epochs", alt, figure)
 
 
@@ -100,7 +108,8 @@ def pareto_plot(
         axes.set_ylabel(axis)
         titled(axes, "Time against cost", some)
     said = "; ".join(
-        f"{way.name}{'' if way.measured else ' (forecast)'}: {way.seconds / scale:.3g} {unit}, {way.worth('cost')[1]:.3g}"
+        f"{way.name}{'' if way.measured else ' (forecast)'}: {words.amount(way.seconds / scale)} {unit}, "
+        f"{words.amount(way.worth('cost')[1])}"
         for way in every
     )
     drawn = f", {some}" if some else ""

@@ -239,7 +239,7 @@ def _alt(series: Sequence[Series], label: str, rate: bool) -> str:
     for one in series:
         data = one.fit.data
         values, unit = (_rate(data.values), _SPEEDS[data.metric]) if rate and data.is_time else (data.values, data.unit)
-        points = ", ".join(f"{n:g} ranks {value:.4g}" for n, value in zip(data.n, values, strict=True))
+        points = ", ".join(f"{n:g} ranks {words.amount(value)}" for n, value in zip(data.n, values, strict=True))
         parts.append(f"{one.label}: {points} {unit}")
     some = _laid_under(series, ", ")
     return f"{label} against the number of ranks, with ideal scaling, fit and 90 % interval{some}. {'; '.join(parts)}."

@@ -15,6 +15,7 @@ from analysis.plots.style import GREY, Plot, colour, legend, marker, numbered, p
 from analysis.runs import Run
 from analysis.stability import Stability
 from analysis.way import Way
+from analysis.words import amount
 
 #: Phases in colours that differ in lightness too, with hatching for print.
 _PHASE_COLOURS = {
@@ -59,7 +60,7 @@ def phases_plot(by_size: Mapping[int, Mapping[str, float]], noun: str, label: st
         titled(axes, "Where an epoch's time goes", label)
         legend(axes, loc="upper left", ncols=3)
     said = "; ".join(
-        f"{n} ranks: {', '.join(f'{_NAMES.get(phase, phase)} {value:.3g} s' for phase, value in seconds.items())}"
+        f"{n} ranks: {', '.join(f'{_NAMES.get(phase, phase)} {amount(value)} s' for phase, value in seconds.items())}"
         for n, seconds in by_size.items()
     )
     name = numbered("phases", place)
@@ -172,11 +173,8 @@ def _in_words(stable: Stability | None) -> str:
     if stable is None:
         return "no stable epoch was looked for"
     if stable.epoch is None:
-        return (
-            f"{stable.status}, more than {stable.longer_than:g} epochs"
-            if stable.longer_than is not None
-            else stable.status
-        )
+        more = f", more than {stable.longer_than:g} epochs" if stable.status == "censored" else ""
+        return f"{stable.status}{more}"
     return f"stable from epoch {stable.epoch:g} at {100 * (stable.plateau or 0):.1f} %"
 
 
@@ -197,6 +195,6 @@ def _finals(ways: Sequence[Way], kinds: Sequence[str | None], label: str, name: 
         axes.set_ylabel("final validation accuracy (%)")
         axes.set_title(f"Accuracy against {label.split(' (')[0]}")
     said = "; ".join(
-        f"{way.name}: {at:.3g}, {100 * (way.val_acc or 0.0):.1f} %" for way, at in zip(ways, x, strict=True)
+        f"{way.name}: {amount(at)}, {100 * (way.val_acc or 0.0):.1f} %" for way, at in zip(ways, x, strict=True)
     )
     return Plot(name, "Accuracy", f"Final validation accuracy against {label}. {said}.", figure)

@@ -78,3 +78,10 @@ def test_the_noise_scale_is_a_second_estimate() -> None:
 def test_a_batch_is_a_whole_number() -> None:
     with pytest.raises(UserError, match="global batch of 0"):
         analysis.fit_epochs(counts([64, 128, 256], [10, 12, 15])).predict(0)
+
+
+@pytest.mark.parametrize("epochs", [[25.0, 45, 117], [5.0, 95], [10.0, 12, 15], [20.0, 20, 20]])
+def test_the_critical_batch_lies_in_its_own_interval(epochs: list[float]) -> None:
+    batches = [1024, 2048, 4096][: len(epochs)]
+    (group,) = analysis.fit_epochs(counts(batches, epochs)).groups
+    assert group.bcrit_low <= group.bcrit <= group.bcrit_high

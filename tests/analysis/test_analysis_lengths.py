@@ -1,4 +1,4 @@
-"""Total times of runs that were trained for different numbers of epochs are compared by the epoch."""
+"""Runs of one size that were trained for different numbers of epochs, or not validated in all of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 
 import analysis
 from analysis.assemble import assemble
+from analysis.checks_runs import stability_of
 from analysis.plots.gallery import replicates
 from analysis.tables import read_inputs
+from tests.analysis.conftest import AddCell
 
 TIMES = "GPUs,epochs,total time [min]\n1,30,50\n2,30,26\n4,60,28\n"
 
@@ -45,3 +47,33 @@ def test_a_longer_replicate_is_not_disturbed(tmp_path: Path) -> None:
     assert "outlier" not in {finding.code for finding in analysis.diagnose(analysis.read(path))}
     path.write_text("GPUs,epochs,total time [min]\n1,30,50\n1,30,50\n1,30,100\n2,30,26\n")
     assert "outlier" in {finding.code for finding in analysis.diagnose(analysis.read(path))}
+
+
+@pytest.mark.parametrize("top", [0.805, 0.72])
+def test_runs_that_stopped_early_do_not_bend_the_median_curve(add_cell: AddCell, top: float) -> None:
+    def curve(length: int, top: float = 0.78) -> list[float]:
+        return [top - 0.5 * 0.6**epoch for epoch in range(length)]
+
+    for seed, length in enumerate((20, 20, 40)):
+        study = add_cell(2, [100.0] * length, curve(length, top if length == 40 else 0.78), seed=seed)
+    found = stability_of(read_inputs([study]).runs)[2]
+    assert found.status == "stable"
+    assert found.epoch is not None and 7 <= found.epoch <= 12
+    assert found.notices == ("the median curve ends at epoch 20, beyond which 1 of 3 runs went",)
+
+
+def test_a_short_trial_does_not_cut_the_curves_of_the_others(add_cell: AddCell) -> None:
+    for seed, length in enumerate((9, 40, 40)):
+        study = add_cell(2, [100.0] * length, [0.8 - 0.5 * 0.85**epoch for epoch in range(length)], seed=seed)
+    found = stability_of(read_inputs([study]).runs)[2]
+    assert found.epoch is not None and found.epoch > 15
+    assert found.notices == ("1 of 3 runs ended before epoch 40 and are not in the median curve",)
+
+
+def test_a_last_epoch_without_validation_hides_no_accuracy(add_cell: AddCell) -> None:
+    """Keras' validation_freq=5, Lightning's check_val_every_n_epoch."""
+    accuracies = [0.8 - 0.5 * 0.85**epoch if epoch % 5 == 4 else None for epoch in range(63)]
+    read = read_inputs([add_cell(2, [100.0] * 63, accuracies)])
+    value = read.table.set_index("metric")["value"]
+    assert value["val_acc"] == accuracies[59]
+    assert value["epochs_to_stability"] == stability_of(read.runs)[2].epoch

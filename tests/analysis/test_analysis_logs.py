@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,37 @@ def test_a_log_of_another_tool_may_be_of_data_that_are_not_sharded(tmp_path: Pat
         study = add_cell(ranks, [100.0] * 3)
     own = read_inputs([study])
     assert "retrograde" in {finding.code for finding in analysis.diagnose(own.table, own.runs)}
+
+
+@pytest.mark.parametrize(
+    ("folder", "ranks"),
+    [
+        ("rtx-4090-gpu", 0), ("resnet-50-gpu", 0), ("vgg_16_gpu", 0), ("2024-05-01-gpu", 0),
+        ("run-4gpu", 4), ("run-8-gpus", 8), ("4-gpu", 4), ("resnet-50-4gpu", 4), ("16 workers", 16), ("run_n8", 8),
+    ],
+)  # fmt: skip
+def test_the_number_of_a_model_or_a_day_is_not_that_of_ranks(tmp_path: Path, folder: str, ranks: int) -> None:
+    path = tmp_path / folder / "metrics.csv"
+    path.parent.mkdir()
+    path.write_text(text_of("epoch,val_acc", [(e, accuracy(e)) for e in range(12)]))
+    assert read_inputs([path]).runs[0].n_gpus == ranks
+
+
+def test_a_log_that_ends_in_nothing_is_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "log_n2.csv", tmp_path / "log_n4.csv"
+    good.write_text(text_of("epoch,val_acc", [(e, accuracy(e)) for e in range(20)]))
+    bad.write_text(text_of("epoch,val_acc", [(e, accuracy(e) if e < 12 else "nan") for e in range(20)]))
+    assert main(["report", str(good), str(bad), "--out", str(tmp_path / "out")]) == 0
+    below = " ".join(capsys.readouterr().out.split()).split("Cells that are not in the tables")[1]
+    assert "log_n4.csv (4 ranks" in below and "its accuracy was not finite at the end" in below
+    assert "log_n2.csv (" not in below
+
+
+def test_what_diverged_is_not_said_to_settle_later(tmp_path: Path) -> None:
+    path = tmp_path / "log_n4.csv"
+    lines = [(e, accuracy(e) if e < 12 else "nan", 9) for e in range(20)]
+    path.write_text(text_of("epoch,val_acc,seconds", lines))
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 0
+    said = (tmp_path / "out/report.md").read_text()
+    assert re.search(r"\| +4 \| +- \| +- \| diverged", said)
+    assert "more than 12 epochs" not in said

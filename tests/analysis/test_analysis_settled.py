@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from analysis.as_json import as_json
 from analysis.assemble import assemble
+from analysis.plain import epochs
+from analysis.plots.costs import epochs_plot
 from analysis.tables import read_inputs
 from analysis.target import ways
 from tests.analysis.conftest import AddCell
@@ -27,3 +30,32 @@ def test_most_runs_that_have_not_settled_are_a_lower_bound(add_cell: AddCell) ->
     stable = {way.n_gpus: way.epochs for way in ways(read.table, None, read.runs)}
     assert stable[4] is None
     assert stable[1] == stable[2] is not None
+
+
+def test_what_is_expected_is_not_below_what_is_known_not_to_be_enough(add_cell: AddCell) -> None:
+    for ranks, curve in ((1, SETTLED), (2, SETTLED), (4, RISING)):
+        study = add_cell(ranks, [100.0 * ranks] * 20, curve)
+    report = assemble(read_inputs([study]))
+    (group,) = report.insights.epochs.groups
+    assert group.bounds == ((128, 20),)
+    assert group.bound(64) == 0
+    low, middle, high = group.interval(128)
+    assert low >= 20 and middle >= 20 and high > 20
+    sheet = epochs(group)
+    assert sheet is not None
+    assert [(row[0], row[1]) for row in sheet.rows if row[2] != "measured"] == [("128", "> 20")]
+    (said,) = as_json(report)["epochs_against_batch"]
+    assert said["next_batch"] is None
+    assert said["not_settled_by"] == [{"batch": 128.0, "epochs": 20.0}]
+    drawn = epochs_plot(group)
+    assert drawn is not None and "batch 128: not settled by 20" in drawn.alt and "Expected" not in drawn.alt
+    assert not [finding for finding in report.insights.findings if "is expected at epoch" in finding.message]
+
+
+def test_a_smaller_batch_that_has_not_settled_takes_no_forecast_away(add_cell: AddCell) -> None:
+    for ranks, curve in ((1, SETTLED), (2, RISING), (4, SETTLED)):
+        study = add_cell(ranks, [100.0 * ranks] * 20, curve)
+    (group,) = assemble(read_inputs([study])).insights.epochs.groups
+    sheet = epochs(group)
+    assert sheet is not None
+    assert [row[2] for row in sheet.rows] == ["measured", "measured", "measured, not settled", "expected"]

@@ -162,3 +162,20 @@ def test_mistakes_are_said(arguments: dict[str, object], expected: str) -> None:
 def test_the_same_curve_gives_the_same_answer() -> None:
     curve = noisy(exponential(60), 0.01)
     assert analysis.epochs_to_stability(curve) == analysis.epochs_to_stability(curve)
+
+
+def test_other_tolerances_and_less_of_the_curve_are_asked_the_same_question() -> None:
+    generator = np.random.default_rng(4)
+    censored = moved = 0
+    for _ in range(300):
+        length, tau = int(generator.integers(12, 60)), generator.uniform(2, 40)
+        curve = noisy(exponential(length, tau), generator.uniform(0.0005, 0.006), int(generator.integers(1 << 30)))
+        found = analysis.epochs_to_stability(curve, resamples=0)
+        if found.status == "censored" and "still rising at the end" in found.notices:
+            censored += 1
+            half = analysis.epochs_to_stability(curve, 0.005, resamples=0)
+            assert found.half_tolerance == half.epoch
+        part = analysis.epochs_to_stability(curve[: max(8, int(0.75 * length))], resamples=0)
+        assert found.shorter == part.epoch
+        moved += found.moved
+    assert censored > 50 and moved > 10

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,6 +18,8 @@ from analysis.__main__ import main
 from analysis.assemble import assemble
 from analysis.tables import read_inputs
 from analysis.text import markdown
+from hvdtrain.errors import UserError
+from tests.analysis.conftest import AddCell
 
 
 def table(path: Path, workloads: tuple[str, ...] = ("digits",)) -> Path:
@@ -115,3 +119,53 @@ def test_figures_of_the_report_before_do_not_stay(tmp_path: Path) -> None:
     names = {path.name for path in (out / "figures").iterdir()}
     assert not names & first
     assert {"throughput.svg", "throughput.png", "my-own.png", "phases.png"} <= names
+
+
+def test_a_terminal_without_a_names_letters_shows_escapes(tmp_path: Path) -> None:
+    own = table(tmp_path / "own.csv", ("日本é",))
+    command = [sys.executable, "-m", "analysis", "report", own.name]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for more in ((), ("--json", "-")):
+        done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, env=env, timeout=60, check=False)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert "日本é" in {group["workload"] for group in json.loads(done.stdout)["groups"]}
+
+
+def test_large_numbers_have_no_exponents(tmp_path: Path) -> None:
+    lines = [
+        f"net,A100,{n},4096,60,{metric},{value}"
+        for n in (64, 128, 256)
+        for metric, value in (
+            ("epoch_time", f"{40000 * 64 / n} s"),
+            ("epochs_to_stability", 20 + n / 16),
+            ("val_acc", 0.8),
+        )
+    ]
+    own = tmp_path / "own.csv"
+    own.write_text("\n".join(["workload,gpu_type,n_gpus,per_gpu_batch,epochs,metric,value", *lines]) + "\n")
+    assert main(["report", str(own), "--out", str(tmp_path / "out"), "--budget", "5000000"]) == 0
+    said = (tmp_path / "out/report.md").read_text()
+    assert "2,097,152" in said and "a budget of 5,000,000 GPU-hours" in said
+    assert not re.findall(r"\de\+\d|-0 ?%", said)
+
+
+def test_a_cell_with_files_of_tensorboard_is_a_cell(add_cell: AddCell, tmp_path: Path) -> None:
+    study = add_cell(2)
+    (cell,) = study.glob("digits-*")
+    (cell / "events.out.tfevents.1.h").write_bytes(b"")
+    for path, said in ((cell, "is one cell; give its study"), (study.parent, "it holds the studies")):
+        with pytest.raises(UserError, match=said):
+            read_inputs([path])
+
+
+@pytest.mark.parametrize("kind", ["hardware", "device"])
+def test_no_word_of_gpus_where_cpus_were_measured(tmp_path: Path, kind: str) -> None:
+    own = tmp_path / "own.csv"
+    lines = [
+        f"cnn,CPU,{n},{metric},{value}"
+        for n in (1, 2, 4)
+        for metric, value in (("epoch_time", f"{60 / n} s"), ("val_acc", 0.7))
+    ]
+    own.write_text("\n".join([f"workload,{kind},ranks,metric,value", *lines]) + "\n")
+    assert main(["report", str(own), "--out", str(tmp_path / "out"), "--target", "0.9"]) == 0
+    assert not re.findall(r".*GPU.*", (tmp_path / "out/report.md").read_text())
