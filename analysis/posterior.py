@@ -9,8 +9,7 @@ were measured (Bayesian model averaging; Hoeting et al. 1999). So few sizes give
 ones, and where the laws part ways the interval holds them all.
 
 The prior's numbers are round. On published tables (`bench/backtest.py`) halving or doubling any one of them moves the median
-error by less than a point within a node and by less than two over several: they state an order of magnitude. Coverage depends
-on them more, by up to 13 points.
+error by a point at most: they state an order of magnitude. Coverage depends on them more, by up to 11 points.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Prior:
         negative: weight of an overhead below zero against the same above: superlinear groups are rare.
         walk, node_walk: standard deviation per doubling of ranks, and of nodes, of what no law describes.
         first_node_walk: `node_walk` while at most one number of nodes above one was measured. Many sizes on the same two nodes say
-            nothing of a third: in the placements of Pollux (`docs/scaling-analysis.md`) two nodes cost a quarter more than three.
+            nothing of a third: in the placements of Pollux (`docs/scaling-analysis.md`) a GPU costs a quarter more on two nodes than on three.
         noise: standard deviation of one measurement.
         boundary: standard deviation of the step from one node to several.
         shape, expected: of the inverse gamma on the common scale: `expected` is the usual noise in logs, and a shape below a
