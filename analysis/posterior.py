@@ -50,7 +50,7 @@ class Prior:
         negative: weight of an overhead below zero against the same above: superlinear groups are rare.
         walk, node_walk: standard deviation per doubling of ranks, and of nodes, of what no law describes.
         first_node_walk: `node_walk` while at most one number of nodes above one was measured. Many sizes on the same two nodes say
-            nothing of a third: in the placements of Pollux (`docs/scaling-analysis.md`) a GPU costs a quarter more on two nodes than on three.
+            nothing of a third: in Pollux' placements (`docs/scaling-analysis.md`) a GPU costs a quarter more on two than on three.
         noise: standard deviation of one measurement.
         boundary: standard deviation of the step from one node to several.
         shape, expected: of the inverse gamma on the common scale: `expected` is the usual noise in logs, and a shape below a
