@@ -41,6 +41,7 @@ def record_epoch(
     """
     if launch.active is None:
         raise UserError("call init() first: it finds this rank's place")
+    launch.active.progress("training")
     values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
     if launch.active.world.rank == 0 and (folder := record.run_dir()) is not None:
         # With the first one of this start: what stands from it on is of an earlier start, and is trained again.

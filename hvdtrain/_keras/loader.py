@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdtrain._keras.ahead import Ahead, Key
 from hvdtrain._keras.start import in_process, world
+from hvdtrain.data.alive import alive
 from hvdtrain.data.shard import ShardBatch, Uneven, checked_weights, epoch_order, shard, share, steps_per_epoch
 from hvdtrain.errors import UserError, refuse_unknown
 
@@ -112,6 +113,7 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, step: int) -> tuple[Any, ...]:
         key = self.key(step)
         picked: tuple[Any, ...] = self._ahead.get(key, len(self)) if self._ahead else self._make(key)
+        alive("training")  # of an update that takes many batches it may be the only sign
         return picked
 
     def key(self, step: int) -> Key:
@@ -151,6 +153,7 @@ class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         key = (0, 0, index)
         picked: tuple[Any, ...] = self._ahead.get(key, len(self)) if self._ahead else self._make(key)
+        alive("validation")
         return picked
 
     def _make(self, key: Key) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import keras
 from hvdtrain import stop
 from hvdtrain._keras import checkpoints as files
 from hvdtrain._keras import state
-from hvdtrain._keras.start import gather_objects, sum_over_ranks, world
+from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
 from hvdtrain.errors import UserError
 from hvdtrain.own_folder import left_behind, place
 
@@ -79,6 +79,7 @@ class Checkpoints:
         Raises:
             CheckpointError: rank 0 could not; the one before is intact.
         """
+        session().progress("saving")
         state.average_statistics(self._model)
         shared = state.shared_state(self._model, self._optimizer)
         content = {**shared, "epoch": epoch, "consumed": 0, "meter": {}, "history": {}, "callbacks": {}}

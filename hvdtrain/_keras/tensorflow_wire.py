@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain._keras.backends import NORM_EVERY, Agreed
-from hvdtrain._keras.start import world
+from hvdtrain._keras.start import session, world
 from hvdtrain._keras.tensorflow_ranks import Ranks
 
 #: Of the wires of this process: what two of them send in one graph needs names of its own.
@@ -45,6 +45,8 @@ class TensorFlowWire:
             # Squared norms of this rank's and of the averaged gradient, and how many were added up; the last averaged one.
             self._norms = tf.Variable(tf.zeros(4, tf.float64), trainable=False)
         self._weight_now, self._asked_now = 1.0, (False, False)
+        # In a loop of one's own nothing else tells that it goes on: its step may be compiled, and its data not from our loaders.
+        session().count(lambda: int(self._reductions.numpy()))
         self._marks: dict[str, Any] = {}  # of the step that is traced, or made, now
         self.absent: list[str] = []
         self.flags: Any = None
@@ -165,6 +167,7 @@ class TensorFlowWire:
 
         What a condition holds beside an update, the update cannot write to: it would take other memory for every gradient.
         """
+        number = self._reductions.assign_add(1)
         if any(isinstance(grad, tf.IndexedSlices) for grad in grads):
             return averaged  # repeated rows would have to be added up first
 
@@ -174,7 +177,7 @@ class TensorFlowWire:
             self._norms.assign_add(tf.stack(added))
             return averaged
 
-        due = tf.equal(self._reductions.assign_add(1) % NORM_EVERY, 0)
+        due = tf.equal(number % NORM_EVERY, 0)
         passed: list[Any] = tf.cond(due, add, lambda: averaged)
         if self._on_cpu:
             _in_one_operation(passed[0])

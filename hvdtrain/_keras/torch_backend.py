@@ -118,6 +118,7 @@ class TorchWire:
         self.number = 0  # one sends after the other here
         self._reductions = 0
         self._last = 0.0
+        session().count(lambda: self._reductions)  # in a loop of one's own nothing else tells that it goes on
         self.reset_times()
 
     def start_step(self, weight: float, stop: bool, end: bool) -> None:

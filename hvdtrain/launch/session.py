@@ -200,6 +200,11 @@ class Session:
             if step is not None:
                 watchdog.step = step
 
+    def count(self, steps: Callable[[], int]) -> None:
+        """For steps that no Python sees, as those of a compiled loop: the watchdog's thread asks how many there were by now."""
+        if (watchdog := self._watchdog) is not None:
+            watchdog.counters.append(steps)
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around every wait for other ranks: whoever is not waiting is the one that the others wait for."""

@@ -26,7 +26,8 @@ JOB_STDERR_VARIABLE = "HVDTRAIN_JOB_STDERR"
 class Watchdog:
     """Beats for one rank. On rank 0 it also minds the clock of the world, through `supervisor`.
 
-    The main thread reports by `step`, `activity` and `waiting`; plain attributes, so that reporting costs nothing.
+    The main thread reports by `step`, `activity` and `waiting`; plain attributes, so that reporting costs nothing. What it cannot
+    report is asked of `counters`: steps so far, each of one optimizer.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Watchdog:
         self.beats = 0
         self.activity = "starting"
         self.waiting = False
+        self.counters: list[Callable[[], int]] = []
         self._rank = rank
         self._node = node
         self._client = client
@@ -70,9 +72,11 @@ class Watchdog:
                 return
 
     def _beat(self) -> Verdict | None:
+        counted = [count() for count in self.counters]
+        step, beats = self.step or max(counted, default=0), self.beats + sum(counted)
         try:
             answer = self._client.send(
-                "beat", node=self._node, step=self.step, beats=self.beats, activity=self.activity, waiting=self.waiting
+                "beat", node=self._node, step=step, beats=beats, activity=self.activity, waiting=self.waiting
             )
             if answer.get("stack"):
                 self._client.send("stack", stack=self._stack())

@@ -119,3 +119,87 @@ def test_a_download_that_fails_on_one_rank_ends_all_with_its_message(tmp_path: P
     assert ended.status == 2
     assert "rank 0 on" in ended.err and "failed in rank_zero_first()" in ended.err and "No space left" in ended.err
     assert "went on" not in ended.out
+
+
+# Once it is under way little patience is left; on two cores that others use, imports and compiling may take as long as they do.
+THAT_STALLS = """
+import sys, time
+import keras, numpy as np
+import hvdtrain.keras as hk
+from hvdtrain import launch
+world = hk.init()
+x, y = np.ones((4, 4), "float32"), np.zeros(4, "int64")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.01), lr_rule="none")
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+hk.broadcast(model, optimizer)
+STEP
+step()
+if world.rank == 0:
+    launch.active._supervisor.stall_timeout = 2
+began = time.monotonic()
+for _ in range(60):
+    step()
+    time.sleep(0.1)
+print(f"rank {world.rank} is well after {time.monotonic() - began:.0f} s", flush=True)
+time.sleep(3600 * world.rank)
+step()
+"""
+EVERY_STEP = {
+    "tensorflow": """
+import tensorflow as tf
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = loss_of(y, model(x, training=True))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)""",
+    "torch": """
+import torch
+def step():
+    model.zero_grad()
+    loss_of(torch.tensor(y), model(torch.tensor(x), training=True)).backward()
+    with torch.no_grad():
+        optimizer.apply([v.value.grad for v in model.trainable_variables], model.trainable_variables)""",
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_steps_are_progress_whatever_data_they_have_until_a_rank_makes_none(backend: str, tmp_path: Path) -> None:
+    """Of a compiled step Python sees nothing: it is the graph that counts."""
+    script = tmp_path / "loop.py"
+    script.write_text(THAT_STALLS.replace("STEP", EVERY_STEP[backend].strip()))
+    ended = run_world(2, script, KERAS_BACKEND=backend)
+    assert sorted(line[:14] for line in ended.out.splitlines()) == ["rank 0 is well", "rank 1 is well"], ended.err
+    assert ended.status == 1
+    assert "no rank has made progress for 2 s; behind: rank 1 on" in ended.err
+    assert "time.sleep(3600 * world.rank)" in ended.err
+
+
+THAT_TELLS = """
+import keras, numpy as np
+import hvdtrain.keras as hk
+from hvdtrain.launch.session import Session
+hk.init()
+told = []
+Session.progress = lambda self, activity, step=None: told.append(activity)
+x = np.ones((8, 4), "float32")
+for threads in (1, 2):
+    for data in hk.loader(x, batch_size=4, workers=threads), hk.validation_loader(x, batch_size=2, workers=threads):
+        for index in range(len(data)):
+            data[index]
+    print(*told)
+    told.clear()
+hk.record_epoch(1, samples=8, seconds=1.0)
+print(*told)
+"""
+
+
+@pytest.mark.ranks
+def test_batches_and_epochs_are_progress(tmp_path: Path) -> None:
+    """Where many batches make one update, and in an evaluation, no rank waits for another and no gradient is averaged."""
+    script = tmp_path / "loop.py"
+    script.write_text(THAT_TELLS)
+    ended = run_world(1, script, options=["--launcher", "none"], KERAS_BACKEND="torch")
+    assert ended.out.splitlines() == [*["training training" + 4 * " validation"] * 2, "training"], ended.err

@@ -20,7 +20,7 @@ from tests.unit.starting import run, script
 def test_a_loss_that_is_no_number_ends_all_ranks_as_in_fit(
     rank: int, folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "active", SimpleNamespace(world=SimpleNamespace(rank=rank)))
+    monkeypatch.setattr(launch, "active", SimpleNamespace(world=SimpleNamespace(rank=rank), progress=print))
     monkeypatch.delenv("HVDTRAIN_RUN_DIR", raising=False)
     if folder:
         monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
@@ -45,7 +45,7 @@ def test_a_run_whose_loop_records_no_number_has_diverged(tmp_path: Path) -> None
     job = script(
         tmp_path,
         "from types import SimpleNamespace as Stand\nfrom hvdtrain import launch, own_epochs\n"
-        "launch.active = Stand(world=Stand(rank=0, size=1))\n"
+        "launch.active = Stand(world=Stand(rank=0, size=1), progress=print)\n"
         "own_epochs.record_epoch(1, samples=8, seconds=1.0, train_loss=1e999)\n",
     )
     ended = run("hvdtrain.run", "--run-dir", tmp_path / "run", job)
