@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from hvdtrain._keras.backends import backend
-from hvdtrain._keras.start import sum_over_ranks, world
+from hvdtrain._keras.start import session, sum_over_ranks, world
 from hvdtrain._keras.state import average_statistics
 from hvdtrain.errors import UserError
 
@@ -70,6 +70,13 @@ def _mean_over_ranks(logs: dict[str, Any]) -> dict[str, float]:
     return {name: value / world().size for name, value in zip(names, total, strict=True)}
 
 
+class _Alive(keras.callbacks.Callback):  # type: ignore[misc]
+    """Outside of `fit` no other callback tells that an evaluation goes on."""
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        session().progress("validation")
+
+
 def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[str, float]:
     """`model.evaluate` over all ranks' samples, exactly; on every rank. All ranks must call it.
 
@@ -84,7 +91,11 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     """
     if world().rank != 0:
         options["verbose"] = 0
+    given = options.pop("callbacks", None)
+    given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
     average_statistics(model)
     with world_metrics(model):
-        result: dict[str, float] = model.evaluate(backend().feed(x), y, return_dict=True, **options)
+        result: dict[str, float] = model.evaluate(
+            backend().feed(x), y, return_dict=True, callbacks=[*given, _Alive()], **options
+        )
     return result

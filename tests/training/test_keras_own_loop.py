@@ -203,3 +203,33 @@ def test_batches_and_epochs_are_progress(tmp_path: Path) -> None:
     script.write_text(THAT_TELLS)
     ended = run_world(1, script, options=["--launcher", "none"], KERAS_BACKEND="torch")
     assert ended.out.splitlines() == [*["training training" + 4 * " validation"] * 2, "training"], ended.err
+
+
+THAT_EVALUATES = """
+import keras, numpy as np
+import hvdtrain.keras as hk
+from hvdtrain.launch.session import Session
+hk.init()
+told, seen = [], []
+Session.progress = lambda self, activity, step=None: told.append(activity)
+class Sees(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        seen.append(batch)
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(loss="mse", jit_compile=False)
+for own in (None, [Sees()], Sees(), keras.callbacks.CallbackList([Sees()])):
+    assert list(hk.evaluate(model, x, x[:, :1], batch_size=2, verbose=0, callbacks=own)) == ["loss"]
+    print(len(seen), *told)
+    told.clear(), seen.clear()
+"""
+
+
+@pytest.mark.ranks
+def test_batches_that_are_evaluated_are_progress(tmp_path: Path) -> None:
+    """By `hk.evaluate` outside of `fit`, whatever data and callbacks it is given."""
+    script = tmp_path / "loop.py"
+    script.write_text(THAT_EVALUATES)
+    ended = run_world(1, script, options=["--launcher", "none"], KERAS_BACKEND="torch")
+    told = 4 * " validation"
+    assert ended.out.splitlines() == [f"0{told}", *[f"4{told}"] * 3], ended.err
