@@ -137,7 +137,7 @@ def from_rank_zero(value: Any, what: str) -> Any:
 def rank_zero_first() -> AbstractContextManager[None]:
     """One rank of each node runs the body, then the others do: for downloads and caches. All ranks must enter it.
 
-    When the body fails on any rank, every rank ends with that failure's message.
+    When the body fails on any rank, every rank ends with that failure's message. It must end within the stall timeout.
 
         with hk.rank_zero_first():
             data = keras.datasets.mnist.load_data()

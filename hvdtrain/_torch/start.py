@@ -183,7 +183,7 @@ def _controller(place: World) -> str | None:
 def rank_zero_first() -> AbstractContextManager[None]:
     """One rank of each node runs the body, then the others do: for downloads and caches. All ranks must enter it.
 
-    When the body fails on any rank, every rank ends with that failure's message.
+    When the body fails on any rank, every rank ends with that failure's message. It must end within the stall timeout.
 
         with ht.rank_zero_first():
             data = torchvision.datasets.MNIST(folder, download=True)

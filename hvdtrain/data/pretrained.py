@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,7 +98,7 @@ class _Files:
         if alone:  # those of processes that were killed
             for old in path.parent.glob(f"{_ASIDE}*"):
                 shutil.rmtree(old, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=path.parent) as aside:
+        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=path.parent) as aside, _watched(Path(aside)):
             os.replace(self._get_file(path.name, origin, **options | {"cache_subdir": aside}), path)
 
     def removed_last(self) -> bool:
@@ -109,6 +110,33 @@ class _Files:
             if _identity(path) == known:
                 path.unlink()
         return True
+
+
+@contextlib.contextmanager
+def _watched(aside: Path) -> Iterator[None]:
+    """While what lies in `aside` grows the world is alive, however long it takes: Keras tells nothing until a file is whole."""
+    over = threading.Event()
+
+    def watch() -> None:
+        known = 0
+        while not over.wait(_POLL_SECONDS):
+            if (now := _bytes_in(aside)) > known:
+                alive("fetching weights")
+            known = now
+
+    thread = threading.Thread(target=watch, name="hvdtrain-download", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _bytes_in(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # one that was there a moment ago
+        return sum(path.stat().st_size for path in folder.iterdir())
+    return 0
 
 
 def _identity(path: Path) -> tuple[int, ...]:

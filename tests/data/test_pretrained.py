@@ -89,6 +89,32 @@ def test_nobody_sees_a_file_that_another_has_begun(network: Network) -> None:
     assert network.served == 1
 
 
+def test_a_slow_download_is_progress_for_as_long_as_it_grows(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a world whose rank 0 fetches for long would be ended as stalled; one that stands still is."""
+    told: list[str] = []
+    before: list[int] = []
+
+    def slowly(fname: str, origin: str, cache_subdir: str) -> str:
+        path = Path(cache_subdir) / fname
+        if not path.exists():
+            with open(path, "wb", buffering=0) as file:
+                for byte in range(len(WHOLE)):
+                    file.write(WHOLE[byte : byte + 1])
+                    pause.wait(0.03)
+            before.append(len(told))
+            pause.wait(0.3)
+            before.append(len(told))
+        return str(path)
+
+    monkeypatch.setattr(pretrained, "alive", told.append)
+    monkeypatch.setattr(pretrained, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(network, "get_file", slowly)
+    assert load(network) == WHOLE
+    assert 1 <= before[0] <= before[1] <= len(WHOLE)
+    assert told == ["fetching weights"] * before[1]
+    assert "hvdtrain-download" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_what_cannot_be_loaded_twice_says_what_to_do(network: Network) -> None:
     network.content = b"an answer of the proxy"
     with pytest.raises(
