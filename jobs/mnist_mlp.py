@@ -1,6 +1,7 @@
 """MNIST or Fashion-MNIST: a perceptron with one hidden layer, in PyTorch over ranks, or in numpy or GPU kernels of one's own."""
 
 import argparse
+import os
 import time
 
 import numpy as np
@@ -65,6 +66,8 @@ def with_engine(options: argparse.Namespace) -> None:
             raise UserError(
                 f"{option} is for --engine torch; {options.engine} is one process with plain SGD at a constant rate"
             )
+    if options.engine == "numpy":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or what it measures would be recorded as of a GPU that it never uses
     ht.init("single")
     x_train, y_train, x_test, y_test = arrays(options)
     weights = engines.Weights.random(x_train.shape[1], options.hidden, 10, options.seed)

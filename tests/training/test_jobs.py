@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.data import images
+from tests.data.test_readers import idx
 from tests.worlds import Ended, run_world
 
 FASHION = ("--data", "fashion-mnist")
@@ -21,6 +23,18 @@ def train(job: str, ranks: int, folder: Path, *arguments: object) -> tuple[Ended
     ended = run_world(ranks, job, *arguments, options=options, patience=200.0, PYTHONWARNINGS="ignore")
     assert ended.status == 0, ended.err
     return ended, [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+
+
+def small_mnist(folder: Path) -> Path:
+    """A folder with 80 images for training and 20 for the test, in MNIST's files."""
+    rng = np.random.default_rng(0)
+    place = folder / "mnist"
+    place.mkdir()
+    for part, n in (("train", 80), ("t10k", 20)):
+        images, labels = rng.integers(0, 256, (n, 28, 28)), rng.integers(0, 10, n)
+        (place / f"{part}-images-idx3-ubyte").write_bytes(idx(images.astype("u1")))
+        (place / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels.astype("u1")))
+    return place
 
 
 def test_the_convolutional_network_has_the_published_number_of_parameters() -> None:
@@ -143,3 +157,24 @@ def test_data_that_are_missing_say_how_to_get_them(job: str, tmp_path: Path) -> 
     assert ended.status == 2, ended.err
     assert f"hvdtrain fetch {'cifar10' if job == 'cifar10_cnn' else 'mnist'} --to {tmp_path}/nowhere" in ended.err
     assert "Traceback" not in ended.err
+
+
+WITH_A_GPU = """
+import os
+import torch
+from jobs import mnist_mlp
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+torch.cuda.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])
+mnist_mlp.main()
+"""
+
+
+@pytest.mark.ranks
+def test_numpy_is_measured_on_the_cpu_wherever_it_runs(tmp_path: Path) -> None:
+    """It would be recorded as a measurement of a GPU that it never uses."""
+    job = tmp_path / "job.py"
+    job.write_text(WITH_A_GPU)
+    few = ("--data-dir", small_mnist(tmp_path), "--train-images", 60, "--test-images", 20, "--epochs", 1)
+    train(str(job), 1, tmp_path / "run", *few, "--hidden", 8, "--engine", "numpy")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["device"], result["gpu_models"]) == ("cpu", [])
