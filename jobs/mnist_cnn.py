@@ -52,7 +52,7 @@ def custom_loop(model, optimizer, loss_of, train, data: ImageSet, options) -> No
         return loss, hits
 
     if hk.world().rank == 0:
-        record.note(batch_size=options.batch_size, accumulate=options.accumulate)
+        record.note(batch_size=options.batch_size, accumulate=options.accumulate, precision=options.precision)
     checkpoints = hk.Checkpoints(model, optimizer)
     share = hk.validation_loader(data.x_test, data.y_test, batch_size=1000)
     forward = tf.function(model, reduce_retracing=True)

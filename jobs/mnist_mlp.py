@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
-from hvdtrain import engines, job
+from hvdtrain import engines, job, record
 from hvdtrain.data.sets import load
 from hvdtrain.data.shard import epoch_order
 from hvdtrain.errors import UserError
@@ -69,6 +69,7 @@ def with_engine(options: argparse.Namespace) -> None:
     if options.engine == "numpy":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or what it measures would be recorded as of a GPU that it never uses
     ht.init("single")
+    record.note(batch_size=options.batch_size, accumulate=1, precision="fp32", lr_rule="none", warmup_epochs=0.0)
     x_train, y_train, x_test, y_test = arrays(options)
     weights = engines.Weights.random(x_train.shape[1], options.hidden, 10, options.seed)
     first = slice(options.batch_size)

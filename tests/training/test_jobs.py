@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import analysis
 from tests.data import images
 from tests.data.test_readers import idx
 from tests.worlds import Ended, run_world
@@ -178,3 +179,26 @@ def test_numpy_is_measured_on_the_cpu_wherever_it_runs(tmp_path: Path) -> None:
     train(str(job), 1, tmp_path / "run", *few, "--hidden", 8, "--engine", "numpy")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["device"], result["gpu_models"]) == ("cpu", [])
+
+
+@pytest.mark.ranks
+def test_loops_that_jobs_write_out_note_what_reports_tell_apart(tmp_path: Path) -> None:
+    """As `fit` does; or their rows would have no batch and no precision, and a rule that they may not have."""
+    for name in ("study.json", "mlp/cell.json", "cnn/cell.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"gpus": 1}')
+    few = ("--data-dir", small_mnist(tmp_path), "--epochs", 1, "--batch-size", 20)
+    sizes = ("--train-images", 60, "--test-images", 20, "--hidden", 8, "--engine", "numpy")
+    train("mnist_mlp", 1, tmp_path / "mlp", *few, *sizes)
+    train("mnist_cnn", 1, tmp_path / "cnn", *few, "--loop", "custom", "--precision", "bf16", "--lr-rule", "none")
+    for job, precision in (("mlp", "fp32"), ("cnn", "bf16")):
+        noted = json.loads((tmp_path / job / "result.json").read_text())
+        assert [noted[name] for name in ("batch_size", "accumulate", "lr_rule", "precision")] == [
+            20,
+            1,
+            "none",
+            precision,
+        ]
+    columns = ["per_gpu_batch", "global_batch", "lr_rule", "precision"]
+    kinds = analysis.read(tmp_path)[columns].drop_duplicates().values.tolist()
+    assert sorted(kinds) == [[20, 20, "none", "bf16"], [20, 20, "none", "fp32"]]
