@@ -77,7 +77,7 @@ def _report(options: argparse.Namespace) -> int:
         from analysis.report import FIGURES, JSON, check_places, files, json_text, reference_note, write
         from analysis.tables import is_study, read_inputs
         from analysis.text import show
-        from analysis.words import printable
+        from hvdtrain.errors import printable
 
     with _patience(f"reading {', '.join(str(path) for path in inputs)}"):
         below = None if options.reference is None else reference(options.reference)

@@ -14,6 +14,7 @@ from analysis.notes import notes, runs_of
 from analysis.runs import Run
 from analysis.scaling import Group, scaling
 from analysis.tables import Inputs
+from hvdtrain.errors import printable
 
 #: What to do about a log that does not say on how many ranks it was made.
 NAME_RANKS = "name them in the path (run-4gpu/metrics.csv, log_n4.csv) or in a column n_gpus"
@@ -69,7 +70,7 @@ def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame
         parts.append(Part(group, title(group), machine(runs), tuple(notes(group, runs)), accuracy_curves(runs)))
     told = {source for part in parts for source in part.group.sources}
     return Report(
-        inputs=tuple(words.printable(str(path)) for path in inputs.paths),
+        inputs=tuple(printable(str(path)) for path in inputs.paths),
         parts=tuple(parts),
         left_out=tuple(_left_out(run) for run in inputs.runs if run.source not in told or not run.measured),
         table=inputs.table,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs import Run
-from analysis.words import printable
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, printable
 from hvdtrain.record import CellRecord, Epoch, read_study
 
 #: Options and variables that have columns of their own, and what the job must have reported for the column to hold them.

@@ -11,8 +11,7 @@ from pathlib import Path
 from analysis.durations import parse_duration, time_unit
 from analysis.headers import PER_RANK_UNIT, Header
 from analysis.schema import COLUMNS, COUNTS, DEVICES, GROUP, METRICS, REQUIRED, WORDS, Metric
-from analysis.words import printable
-from hvdtrain.errors import UserError, nearest
+from hvdtrain.errors import UserError, nearest, printable
 
 Row = dict[str, str | int | float | None]
 #: Two columns of one metric, such as images/s and images/s per GPU, differ by rounding up to this share.

@@ -13,9 +13,8 @@ from typing import Any
 
 from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, is_test, number, parts, whole
 from analysis.runs import Run
-from analysis.words import printable
 from hvdtrain import record
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, printable
 from hvdtrain.record import Epoch
 
 #: A number apart from its word ("4-gpu") only at the beginning or before the plural: a model's number and a date end there too

@@ -9,8 +9,7 @@ from pathlib import Path
 from analysis.csv_files import Row
 from analysis.durations import parse_duration
 from analysis.schema import COLUMNS
-from analysis.words import printable
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, printable
 
 NEEDED = ("JobID", "State", "Elapsed")
 _GPU = re.compile(r"gres/gpu(?::(?P<type>[^=,]+))?=(?P<count>\d+)")

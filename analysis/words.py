@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-
-#: Control characters besides tab and line ends, and half characters: neither XML nor UTF-8 has them.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-def printable(text: str) -> str:
-    """`text` for a page, a figure and a terminal: with the sign for an unknown character where it has one that none can show.
-
-    So are the bytes of a file's name that are not UTF-8.
-    """
-    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def amount(value: float) -> str:

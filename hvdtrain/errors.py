@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
+
+#: Control characters besides tab and line ends, and half characters: neither XML nor UTF-8 has them.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class UserError(Exception):
@@ -30,6 +34,14 @@ class Diverged(UserError):
     """The loss is no longer a number; found in a value that all ranks share, so all raise it."""
 
     agreed = True
+
+
+def printable(text: str) -> str:
+    """`text` for a page, a figure and a terminal: with the sign for an unknown character where it has one that none can show.
+
+    So are the bytes of a file's name that are not UTF-8.
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def nearest(given: str, legal: Iterable[str]) -> str:

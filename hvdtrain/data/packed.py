@@ -29,7 +29,7 @@ from hvdtrain.data.folders import Tree
 from hvdtrain.data.memory import Batches
 from hvdtrain.data.packed_file import MORE_ROOM, finish, intact, prepare, try_lock
 from hvdtrain.data.packing import Progress, Share, chunks, decode_files
-from hvdtrain.errors import UserError, agreed
+from hvdtrain.errors import UserError, agreed, printable
 from hvdtrain.world import World
 
 Gather = Callable[[Any], list[Any]]
@@ -218,7 +218,7 @@ def _raise_any(problems: Iterable[str]) -> None:
 
 def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: World) -> None:
     """The same on every rank, from the manifest."""
-    named = "".join(f"\n  {name}: {reason}" for name, reason in bad[:10])
+    named = "".join(printable(f"\n  {name}: {reason}") for name, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
     if len(bad) > legal:
         raise agreed(
@@ -228,14 +228,14 @@ def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: Wor
         )
     if place.rank == 0:
         if tree.empty:
-            others = ", ..." if len(tree.empty) > 10 else ""
+            names = printable(", ".join(tree.empty[:10])) + (", ..." if len(tree.empty) > 10 else "")
             print(
-                f"hvdtrain: {len(tree.empty)} of {len(tree.classes)} classes have no image: {', '.join(tree.empty[:10])}{others}",
+                f"hvdtrain: {len(tree.empty)} of {len(tree.classes)} classes have no image: {names}",
                 flush=True,
             )
         if tree.strangers:
             print(
-                f"hvdtrain: {len(tree.strangers)} files are no images by their names, such as {tree.strangers[0]}",
+                f"hvdtrain: {len(tree.strangers)} files are no images by their names, such as {printable(tree.strangers[0])}",
                 flush=True,
             )
         if bad:

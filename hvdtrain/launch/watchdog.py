@@ -145,11 +145,12 @@ def leave(status: int) -> NoReturn:
 
 def say(text: str) -> None:
     """A line for the person who reads the job's own output, whatever file this rank's stderr goes to."""
-    data = "".join(f"hvdtrain: {line}\n" for line in text.rstrip().splitlines()).encode()
+    lines = "".join(f"hvdtrain: {line}\n" for line in text.rstrip().splitlines())
+    data = lines.encode(errors="backslashreplace")  # as stderr does: a file's name may be no UTF-8
     try:
         os.write(int(os.environ.get(JOB_STDERR_VARIABLE, "2")), data)
     except OSError:
-        _print(data.decode())
+        _print(lines)
 
 
 def _print(text: str) -> None:

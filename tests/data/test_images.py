@@ -212,6 +212,22 @@ def test_classes_without_images_are_named(alone: World, tmp_path: Path, capsys: 
     assert "2 of 4 classes have no image: aside, empty\n" in capsys.readouterr().out
 
 
+def test_names_that_are_no_utf_8_can_be_told(alone: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in an archive that was packed under another system; the terminal takes only UTF-8."""
+    root = images.tree(tmp_path / "t", classes=2, each=2)
+    for name in (b"n.caf\xe9.txt", b"n.caf\xe9.jpg"):
+        Path(os.fsdecode(os.path.join(os.fsencode(root / "000.class 0"), name))).write_bytes(b"no picture")
+    Path(os.fsdecode(os.path.join(os.fsencode(root), b"caf\xe9"))).mkdir()
+    packed = pack(scan(root), 16, alone, gather)
+    assert [os.fsencode(name) for name, _ in packed.bad] == [b"000.class 0/n.caf\xe9.jpg"]
+    said = capsys.readouterr().out
+    assert "1 of 3 classes have no image: caf\ufffd\n" in said
+    assert "such as 000.class 0/n.caf\ufffd.txt\n" in said
+    assert "left out:\n  000.class 0/n.caf\ufffd.jpg: " in said
+    with pytest.raises(UserError, match=r"0 may be.*\n  000.class 0/n.caf\ufffd.jpg: "):
+        pack(scan(root), 16, alone, gather, max_bad=0)
+
+
 RANKS = """
 import sys, zlib
 import hvdtrain.torch as ht

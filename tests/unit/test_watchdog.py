@@ -209,3 +209,8 @@ def test_a_meeting_file_that_stays_keeps_nobody(
     found._file = Path("/proc/self/status")  # may not be deleted
     found.close()
     assert [each["verb"] for each in told] == ["bye"]
+
+
+def test_what_is_said_may_hold_names_that_are_no_utf_8(capfd: pytest.CaptureFixture[str]) -> None:
+    watchdog.say("/data/caf\udce9 is not a folder")
+    assert capfd.readouterr().err == "hvdtrain: /data/caf\\udce9 is not a folder\n"
