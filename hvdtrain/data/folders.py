@@ -101,6 +101,9 @@ def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
 
     Returns:
         Two sorted arrays, disjoint, which together cover all.
+
+    Raises:
+        UserError: a share that is none, or no class of two.
     """
     if not 0 < share < 1:
         raise UserError(f"a share of {share} for validation is not between 0 and 1")
@@ -109,5 +112,7 @@ def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
         own = np.flatnonzero(labels == label)
         number = min(max(round(share * len(own)), 1), len(own) - 1)
         chosen.append(np.random.default_rng([seed, int(label)]).permutation(own)[:number])
-    validation = np.sort(np.concatenate(chosen))
+    validation = np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+    if not len(validation):
+        raise UserError("no class has two images: none is left to validate on")
     return np.setdiff1d(np.arange(len(labels)), validation), validation

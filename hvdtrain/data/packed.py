@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def pack(tree: Tree, size: int, place: World, gather: Gather, *, max_bad: int | 
         max_bad: files that may be unreadable; default: one in a hundred, at least ten.
 
     Raises:
-        UserError: too many unreadable files (the first ten are named), or no room; on all ranks alike.
+        UserError: too many unreadable files, or no other (the first ten are named), or no room; on all ranks alike.
     """
     legal = max(10, len(tree.files) // 100) if max_bad is None else max_bad
     _same_everywhere(tree, place, gather)
@@ -220,17 +220,15 @@ def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: Wor
     """The same on every rank, from the manifest."""
     named = "".join(printable(f"\n  {name}: {reason}") for name, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
-    if len(bad) > legal:
+    if len(bad) > legal or len(bad) == len(tree.files):
+        may = f"; {legal} may be (--max-bad)" if len(bad) > legal else ""
         raise agreed(
-            UserError(
-                f"{len(bad)} of {len(tree.files)} images in {tree.root} cannot be read; {legal} may be (--max-bad):{named}{more}"
-            )
+            UserError(f"{len(bad)} of {len(tree.files)} images in {tree.root} cannot be read{may}:{named}{more}")
         )
     if place.rank == 0:
         if tree.empty:
-            names = printable(", ".join(tree.empty[:10])) + (", ..." if len(tree.empty) > 10 else "")
             print(
-                f"hvdtrain: {len(tree.empty)} of {len(tree.classes)} classes have no image: {names}",
+                f"hvdtrain: {len(tree.empty)} of {len(tree.classes)} classes have no image: {_first(tree.empty)}",
                 flush=True,
             )
         if tree.strangers:
@@ -243,3 +241,19 @@ def _report(tree: Tree, bad: tuple[tuple[str, str], ...], legal: int, place: Wor
                 f"hvdtrain: {len(bad)} of {len(tree.files)} images cannot be read and are left out:{named}{more}",
                 flush=True,
             )
+        if lost := _without_good(tree, bad):
+            print(
+                f"hvdtrain: {len(lost)} of {len(tree.classes)} classes have none that can be read: {_first(lost)}",
+                flush=True,
+            )
+
+
+def _without_good(tree: Tree, bad: tuple[tuple[str, str], ...]) -> list[str]:
+    """Classes of which no image can be read, though they have some."""
+    unreadable = {name for name, _ in bad}
+    good = {label for name, label in zip(tree.files, tree.labels.tolist(), strict=True) if name not in unreadable}
+    return [name for label, name in enumerate(tree.classes) if label not in good and name not in tree.empty]
+
+
+def _first(names: Sequence[str]) -> str:
+    return printable(", ".join(names[:10])) + (", ..." if len(names) > 10 else "")

@@ -166,6 +166,35 @@ def test_too_many_bad_files_and_no_room_are_clear(alone: World, tmp_path: Path) 
         pack(scan(root), 2_000_000, alone, gather)
 
 
+@pytest.mark.parametrize("max_bad", [None, 100])
+def test_a_tree_without_a_readable_image_is_refused(max_bad: int | None, alone: World, tmp_path: Path) -> None:
+    """However many may be unreadable: nothing would be left to train on."""
+    root = images.tree(tmp_path / "t", classes=2, each=3)
+    for path in root.rglob("*.jpg"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"6 of 6 images in .* cannot be read:\n  000.class 0/0000.jpg: "):
+        pack(scan(root), 16, alone, gather, max_bad=max_bad)
+
+
+def test_a_class_without_a_readable_image_is_named(
+    alone: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = images.tree(tmp_path / "t", classes=3, each=2)
+    (root / "empty").mkdir()
+    for path in (root / "001.class 1").iterdir():
+        path.write_bytes(b"no picture")
+    pack(scan(root), 16, alone, gather)
+    said = capsys.readouterr().out
+    assert "1 of 4 classes have no image: empty\n" in said
+    assert "1 of 4 classes have none that can be read: 001.class 1\n" in said
+
+
+@pytest.mark.parametrize("labels", [[], [0, 1, 2]])
+def test_a_split_that_leaves_nothing_to_validate_on_is_refused(labels: list[int]) -> None:
+    with pytest.raises(UserError, match="no class has two images: none is left to validate on"):
+        split(np.array(labels, np.int64), 0.2)
+
+
 def test_the_cache_is_in_the_jobs_own_scratch_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
