@@ -46,3 +46,20 @@ def test_nothing_is_overwritten_and_names_are_names(tmp_path: Path) -> None:
         new.write("../mine", "torch", tmp_path)
     with pytest.raises(UserError, match="is a job of hvdtrain already"):
         new.write("digits", "torch", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["torch", "random.py", "sklearn", "hvdtrain", "__main__"])
+def test_a_name_that_would_hide_a_module_is_refused(name: str, tmp_path: Path) -> None:
+    """The folder of a job is where its imports are looked for first: random.py would be what PyTorch takes for Python's own."""
+    with pytest.raises(UserError, match=r'"\w+" is a module that a job, or what it imports, may need'):
+        new.write(name, "torch", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_in_the_folder_itself_is_no_module_to_hide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard: images of flowers, say, beside flowers.py."""
+    (tmp_path / "flowers").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert new.write("flowers", "torch", tmp_path).is_file()
+    with pytest.raises(UserError, match="exists already"):
+        new.write("flowers", "torch", tmp_path)
