@@ -59,24 +59,34 @@ class Source:
     instructions: str = ""
 
     def holds(self, folder: Path) -> bool:
-        """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set was fetched to.
+        """Whether `folder` has one of the layouts; IDX files may be compressed. Not where another data set lies.
 
         Raises:
             UserError: it may not be looked into.
         """
-        if self.taken_for(folder):
-            return False
         try:
-            return any(all(_present(folder, name) for name in layout) for layout in self.layouts)
+            return not self.taken_for(folder) and any(
+                all(_present(folder, name) for name in layout) for layout in self.layouts
+            )
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from error
 
     def taken_for(self, folder: Path) -> str:
-        """Another data set with files of the same names that was fetched to `folder`; "" without one."""
+        """Another data set with files of the same names that was fetched to `folder`, or names it; "" without one."""
         here = fetched(folder)
-        mine = {name for layout in self.layouts for name in layout}
-        others = (SOURCES[name] for name in here if name in SOURCES and self.name not in here)
-        return next((each.name for each in others if mine & {name for layout in each.layouts for name in layout}), "")
+        if self.name in here:
+            return ""
+        named = os.path.basename(os.path.abspath(folder))
+        for other in SOURCES.values():
+            shared = self._names() & other._names() if other is not self else set()
+            if other.name in here and shared:
+                return other.name
+            if other.folder == named and any(_present(folder, name) for name in shared):
+                return other.name  # put there by hand, which leaves no mark
+        return ""
+
+    def _names(self) -> set[str]:
+        return {name for layout in self.layouts for name in layout}
 
     def describe(self) -> str:
         """What a folder must hold, in words."""
@@ -217,8 +227,13 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
         if wanted.holds(place):
             return place
     looked = " and ".join(str(place) for place in places)
+    taken = "".join(
+        f"; {place} holds {other}, whose files have the same names"
+        for place in places
+        if (other := wanted.taken_for(place))
+    )
     get = f"hvdtrain fetch {name}" + (f" --to {places[0]}" if asked else "")
     raise UserError(
-        f"the data set {name} is not in {looked}. A folder must hold {wanted.describe()}. Type: {get}; "
+        f"the data set {name} is not in {looked}{taken}. A folder must hold {wanted.describe()}. Type: {get}; "
         "or name the folder: --data-dir FOLDER"
     )

@@ -172,3 +172,32 @@ def test_a_folder_of_one_data_set_is_not_taken_for_another(tmp_path: Path, monke
     assert sources.locate("mnist") == tmp_path
     (tmp_path / sources.MARK).write_text("cifar10\n")
     assert sources.locate("mnist") == tmp_path
+
+
+def test_a_folder_that_is_named_for_a_data_set_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put in place by hand it has no mark: trained as Fashion-MNIST, MNIST would give numbers that nobody doubts."""
+    place = tmp_path / "mnist"
+    place.mkdir()
+    for name in sources.source("mnist").layouts[0]:
+        (place / f"{name}.gz").touch()
+    monkeypatch.chdir(place)
+    for given in (place, Path("."), tmp_path / "mnist" / ".." / "mnist"):
+        assert sources.locate("mnist", given) == given
+        with pytest.raises(UserError, match=r"fashion-mnist is not in .* holds mnist, whose files have the same names"):
+            sources.locate("fashion-mnist", given)
+    with pytest.raises(UserError, match="holds the data set mnist, whose files may have the same names"):
+        main(["fashion-mnist", "--to", str(place)])
+
+
+def test_a_guard_that_a_name_alone_takes_no_folder(tmp_path: Path) -> None:
+    """Nothing lies there yet; or what was fetched to it is another data set than its name says."""
+    place = tmp_path / "mnist"
+    place.mkdir()
+    fashion = sources.source("fashion-mnist")
+    assert fashion.taken_for(place) == ""
+    for name in fashion.layouts[0]:
+        (place / name).touch()
+    sources.note_fetched(place, "fashion-mnist")
+    assert sources.locate("fashion-mnist", place) == place
