@@ -15,6 +15,8 @@ _PART_OF_LIMIT = 0.2
 _LEAST_SECONDS = 5.0
 #: What ranks say of an end that no program decided on. A program's own exception would only be raised again.
 _ACCIDENT = re.compile(r"died without a word|has not answered|no rank has made progress|did not arrive in time")
+#: What a rank says that no program of the user's has failed of: it ends because of a signal.
+_ASKED = "was asked to stop"
 #: What srun says of ranks that die of a request to stop, because they have not come to the point from which they catch it.
 _UNCAUGHT = {128 + number for number in SIGNALS}
 
@@ -99,9 +101,11 @@ def judge(
         return Ending("preempted", "SLURM ended this attempt to start the job again: preempted, or requeued")
     if job_state.startswith("CANCELLED") or (job_state == "COMPLETING" and not timed_out):
         return Ending("cancelled", "cancelled by scancel")
-    if exit_status == RESTART or (timed_out and not recorded):
+    own_error = bool(reason) and not _ACCIDENT.search(reason) and _ASKED not in reason
+    # After the limit SLURM ends all processes, and errors come of that; before it, a program fails of its own.
+    by_limit = left is not None and (left < 1 or (timed_out and not own_error))
+    if exit_status == RESTART or (by_limit and not recorded):
         return _stopped("timeout" if timed_out else "preempted", reason, progress, policy)
-    own_error = bool(reason) and not _ACCIDENT.search(reason)
     if preempted and exit_status in _UNCAUGHT and (recorded == "preempted" or not (recorded or own_error)):
         return _stopped("preempted", reason, progress, policy)
     if recorded == "diverged":

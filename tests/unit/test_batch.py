@@ -35,6 +35,13 @@ def ending_of(status: int, **more: Any) -> tuple[str, bool]:
         (75, {"recorded": "preempted", "policy": Policy(on=())}, ("preempted", False)),
         (75, {"recorded": "preempted", "accidents": 9}, ("preempted", True)),
         (137, {"left": -1.0}, ("timeout", True)),
+        (1, {"left": 100.0}, ("timeout", True)),
+        # Near its limit a job may fail by itself, too, and would again.
+        (1, {"left": 100.0, "reason": "rank 1 on b failed: ValueError: no"}, ("failed", False)),
+        (143, {"left": 100.0, "reason": DIED}, ("timeout", True)),
+        (143, {"left": 100.0, "reason": "rank 1 on b was asked to stop: SIGUSR1 came"}, ("timeout", True)),
+        # After the limit SLURM ends all processes, and what ranks say then comes of that.
+        (1, {"left": -2.0, "reason": "rank 1 on b failed: RuntimeError: worker killed"}, ("timeout", True)),
         # cancelled: SLURM is ending the job, and nobody wants it back
         (75, {"recorded": "preempted", "job_state": "COMPLETING"}, ("cancelled", False)),
         # Preempted without grace: SLURM itself starts it again, and has counted that.
