@@ -20,6 +20,7 @@ from hvdtrain import gpus, late, launch, machine, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job
+from hvdtrain.run_folder import HELD_VARIABLE, RunLock, take
 from hvdtrain.stop import RESTART, Stopped
 
 
@@ -39,11 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = world.detect()
         machine.keep_own_slice(place, os.environ)
         rank = place.rank
+        lock = _enter(arguments.run_dir, rank)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if arguments.run_dir is not None:
-        os.environ[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     _own_log(rank)
     # TensorFlow writes pages about the machine at import; it still says what goes wrong.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -61,7 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = record.run_dir()
     if folder is not None and rank == 0:
         record.finish(folder, outcome, status, reason)
+    if lock is not None:
+        lock.close()
     return status
+
+
+def _enter(run_dir: Path | None, rank: int) -> RunLock | None:
+    """Name the run folder to all that reads the variable; rank 0 also takes it, where no launcher of ours has it already."""
+    if run_dir is None:
+        return None
+    folder = run_dir.resolve()
+    os.environ[record.RUN_DIR_VARIABLE] = str(folder)
+    lock = take(folder) if rank == 0 else None
+    os.environ[HELD_VARIABLE] = str(folder)  # what the job starts works there with it
+    return lock
 
 
 def _run(job: Path) -> tuple[int, str, str]:

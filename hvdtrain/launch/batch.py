@@ -26,6 +26,7 @@ from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
 from hvdtrain.launch.time_limit import TimeLimit
 from hvdtrain.paths import find_job
+from hvdtrain.run_folder import HELD_VARIABLE
 from hvdtrain.site import commands
 
 #: After asking for a requeue SLURM ends this script; if it has not by then, it never will.
@@ -183,6 +184,7 @@ class Batch:
         mpi = {"pmix": given.pmix}.get(self.launcher)
         request = Request(self.ranks, rank, cpus, options=(*given.srun, *([f"--mpi={mpi}"] if mpi else ["--mpi=none"])))
         environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}
+        environment[HELD_VARIABLE] = str(self.folder)
         environment.setdefault("OMP_NUM_THREADS", str(cpus))
         if given.stall_timeout is not None:
             environment[STALL_TIMEOUT_VARIABLE] = f"{given.stall_timeout:g}"

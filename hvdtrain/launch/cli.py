@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from hvdtrain import attempts, record
+from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.horovod_build import check
 from hvdtrain.launch.launchers import REGISTRY, Launcher, Request, knows_other_nodes
@@ -22,6 +22,7 @@ from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
 from hvdtrain.machine import find_mpirun, visible_gpus
 from hvdtrain.paths import find_job
+from hvdtrain.run_folder import HELD_VARIABLE, take
 from hvdtrain.stop import RESTART
 
 #: A world that was told to stop ends with 128 + the signal's number.
@@ -98,23 +99,38 @@ def _start(arguments: argparse.Namespace) -> int:
         # mpirun gives all ranks the same variables: of as many GPUs as they are, each takes that of its local rank. Of fewer
         # each chooses: ranks may share one GPU, and the framework, which may be one for CPUs, knows what it can use.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: arguments.ranks])
-    if arguments.run_dir is not None:
-        arguments.run_dir.mkdir(parents=True, exist_ok=True)
-        attempts.set_aside(arguments.run_dir)
-        environment[record.RUN_DIR_VARIABLE] = str(arguments.run_dir.resolve())
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
+    command = launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task))
     by_mpirun = launcher.name == "mpirun"
-    status = _run(launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task)), environment, by_mpirun)
-    if arguments.run_dir is not None:
-        outcome = _OUTCOMES.get(status, "failed")
-        record.finish(arguments.run_dir, outcome, status, _reason(status), overrule=status != 0)
+    if arguments.run_dir is None:
+        return _run(command, environment, by_mpirun)
+    return _recorded(arguments.run_dir.resolve(), command, environment, by_mpirun)
+
+
+def _recorded(folder: Path, command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
+    """Run to the end in the run folder `folder`, and write there how it ended, unless a process above this one does."""
+    environment |= {record.RUN_DIR_VARIABLE: str(folder), HELD_VARIABLE: str(folder)}
+    lock = take(folder)
+    if lock is None:
+        return _run(command, environment, by_mpirun)
+    with contextlib.closing(lock):
+        status = _run(command, environment, by_mpirun, lock.descriptor)
+        record.finish(folder, _OUTCOMES.get(status, "failed"), status, _reason(status), overrule=status != 0)
     return status
 
 
-def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
-    """Run to the end, passing signals on: whoever stops us means the ranks."""
+def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool, *inherited: int) -> int:
+    """Run to the end, passing signals on: whoever stops us means the ranks.
+
+    Args:
+        inherited: descriptors that the command has too: when we are killed, ranks still need a moment to end.
+    """
     process = subprocess.Popen(
-        command, env=environment, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)
+        command,
+        env=environment,
+        pass_fds=inherited,
+        start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGTERM),
     )
 
     softened = False

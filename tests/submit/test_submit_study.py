@@ -100,7 +100,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_outlives_its_submit_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdtrain.submit.lock.ORPHAN_SECONDS", 0.3)
+    monkeypatch.setattr("hvdtrain.lock.ORPHAN_SECONDS", 0.3)
     lock = StudyLock(tmp_path)
     with subprocess.Popen(["sleep", "60"], pass_fds=[lock.descriptor]) as orphan:
         lock.describe(group=4711)

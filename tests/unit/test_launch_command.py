@@ -96,7 +96,7 @@ def test_a_recorded_world_has_a_log_of_each_rank_and_a_result(tmp_path: Path) ->
         assert sorted(lines) == [f"err of rank {rank}", f"out of rank {rank}"]
     result = result_of(folder)
     assert (result["status"], result["exit_code"], result["reason"]) == ("completed", 0, "")
-    assert sorted(os.listdir(folder)) == ["log", "result.json"]
+    assert sorted(os.listdir(folder)) == [".run.lock", "log", "result.json"]
 
 
 def test_without_a_run_folder_all_ranks_share_the_output(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Whose a run folder is: two starts that train in one would mix their records and break each other's checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import attempts
+from hvdtrain.lock import Lock
+from hvdtrain.paths import same
+
+#: The run folder that a process above this one, a launcher or a batch script, has made ready and minds.
+HELD_VARIABLE = "HVDTRAIN_HELD_DIR"
+#: Not the name of a study's lock: whatever folder has that is taken for a study.
+_NAME = ".run.lock"
+
+
+class RunLock(Lock):
+    """The lock of one run folder, for the process that starts ranks in it, or for a rank 0 that nobody of ours has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        super().__init__(folder / _NAME)
+
+    def facts(self) -> dict[str, Any]:
+        """Who holds it, and in which start of which SLURM job."""
+        return {**super().facts(), "job": os.environ.get("SLURM_JOB_ID"), "restart": _restart()}
+
+    def refusal(self, holder: dict[str, Any], alive: bool) -> str:
+        """Who works there, or what still does."""
+        who = f"process {holder.get('pid')} on {holder.get('host')}"
+        if not alive:
+            return (
+                f"ranks still work in {self._folder} although what started them ({who}) was killed; "
+                "wait for them or end them, or give another --run-dir"
+            )
+        return (
+            f"another training works in {self._folder} ({who}); wait for it or end it, or give another --run-dir "
+            f"(if that machine is gone, remove {self.path})"
+        )
+
+    def has_ended(self, holder: dict[str, Any]) -> bool:
+        """SLURM starts a job again only after it has ended it; of a node that died, a file server may keep the lock."""
+        job = holder.get("job")
+        return job is not None and job == os.environ.get("SLURM_JOB_ID") and holder.get("restart", 0) < _restart()
+
+    def close(self) -> None:
+        """Let go at the end, whatever a job may have left running with our descriptor."""
+        self.release()
+        super().close()
+
+
+def _restart() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def take(folder: Path) -> RunLock | None:
+    """Make `folder` ready for a start and hold it until the lock is closed; None when a process above this one does.
+
+    What an earlier start left is set aside.
+
+    Raises:
+        UserError: another start works in it, or it is no folder that one could write to.
+    """
+    held = os.environ.get(HELD_VARIABLE)
+    if held and same(Path(held), folder):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder)
+    try:
+        attempts.set_aside(folder)
+    except BaseException:
+        lock.close()
+        raise
+    return lock

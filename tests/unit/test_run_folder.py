@@ -1,0 +1,123 @@
+"""A run folder belongs to one start at a time, however it was named; and what an earlier start left there is set aside."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UserError
+from hvdtrain.record import read_json
+from hvdtrain.run_folder import HELD_VARIABLE, take
+from tests.unit.starting import eventually, run, script, started
+
+ONE = ("hvdtrain.launch", "-n", "1")
+TWO = ("hvdtrain.launch", "-n", "2", "--launcher", "local")
+ALONE = ("hvdtrain.run",)
+STAYS = """
+import pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[1])
+def end(number, frame):
+    time.sleep(1)
+    (out / "ended").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+(out / "up").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [(TWO, ONE), (ONE, ALONE), (ALONE, ONE)])
+def test_a_second_start_in_a_folder_where_one_works_is_refused(
+    tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    other = tmp_path / "pass.py"
+    other.touch()
+    with started("-m", *first, "--run-dir", folder, script(tmp_path, STAYS), tmp_path) as process:
+        assert eventually((tmp_path / "up").exists)
+        (folder / "running.json").write_text("{}")
+        ended = run(*second, "--run-dir", folder, other)
+        who = f"process {process.pid} on {socket.gethostname()}"
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr.startswith(f"error: another training works in {folder} ({who}); ")
+        assert (folder / "running.json").exists() and not (folder / "attempts").exists()
+        assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("first", [ONE, TWO])
+def test_a_start_waits_for_the_ranks_of_one_that_was_killed(tmp_path: Path, first: tuple[str, ...]) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other.py"
+    other.write_text(f"import os, sys; sys.exit(not os.path.exists({str(tmp_path / 'ended')!r}))")
+    with started("-m", *first, "--run-dir", folder, script(tmp_path, STAYS), tmp_path) as process:
+        assert eventually((tmp_path / "up").exists)
+        process.kill()
+        process.wait(10)
+        again = run(*ONE, "--run-dir", folder, other)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_what_a_job_leaves_running_keeps_no_later_start_out(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    job = script(tmp_path, f"import os; os.system('setsid sleep 30 >/dev/null 2>&1 & echo $! >{pid}')")
+    left = []
+    try:
+        for _ in range(2):
+            assert run(*ONE, "--run-dir", tmp_path / "run", job).returncode == 0
+            left.append(int(pid.read_text()))
+            os.kill(left[-1], 0)  # it is there
+    finally:
+        for each in left:
+            os.kill(each, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [ONE, ALONE])
+def test_what_a_process_above_holds_is_taken_as_it_is(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """A rank of a launcher or a batch script; or what a job starts."""
+    lock = take(tmp_path)
+    assert lock is not None
+    with closing(lock):
+        (tmp_path / "running.json").write_text('{"launcher": "gloo"}')
+        held = {HELD_VARIABLE: str(tmp_path), "HVDTRAIN_RUN_DIR": str(tmp_path)}
+        assert run(*how, script(tmp_path, "pass"), **held).returncode == 0
+    assert (read_json(tmp_path / "result.json") or {})["launcher"] == "gloo"
+    assert not (tmp_path / "attempts").exists()
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        assert take(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("job", "restart", "legal"), [("7", "1", True), ("7", "0", False), ("8", "1", False), (None, None, False)]
+)
+def test_a_job_that_slurm_starts_again_is_not_kept_out_by_its_dead_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None, restart: str | None, legal: bool
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    earlier = take(tmp_path)
+    assert earlier is not None
+    monkeypatch.setattr(socket, "gethostname", lambda: "node2")
+    for name, value in {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restart}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with closing(earlier):
+        if legal:
+            assert take(tmp_path) is not None
+        else:
+            with pytest.raises(UserError, match=r"on node1\).*if that machine is gone, remove .*/\.run\.lock"):
+                take(tmp_path)
