@@ -68,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _enter(run_dir: Path | None, rank: int) -> RunLock | None:
     """Name the run folder to all that reads the variable; rank 0 also takes it, where no launcher of ours has it already."""
-    if run_dir is None:
+    if (given := run_dir or record.run_dir()) is None:
         return None
-    folder = run_dir.resolve()
+    folder = given.resolve()  # a job may go elsewhere
     os.environ[record.RUN_DIR_VARIABLE] = str(folder)
     lock = take(folder) if rank == 0 else None
     os.environ[HELD_VARIABLE] = str(folder)  # what the job starts works there with it

@@ -62,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--launcher", default="auto", help=f"auto, {', '.join(REGISTRY)}")
     parser.add_argument("--cpus-per-task", type=int, default=1, help="threads of each rank (default 1)")
-    parser.add_argument("--run-dir", type=Path, help="folder for epochs.jsonl, result.json and the ranks' logs")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        help=f"folder for epochs.jsonl, result.json and the ranks' logs (default: ${record.RUN_DIR_VARIABLE})",
+    )
     parser.add_argument(
         "--stall-timeout", type=float, help="seconds without progress that end the run (default 300; 0: none do)"
     )
@@ -102,9 +106,10 @@ def _start(arguments: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
     command = launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task))
     by_mpirun = launcher.name == "mpirun"
-    if arguments.run_dir is None:
+    folder = arguments.run_dir or record.run_dir()
+    if folder is None:
         return _run(command, environment, by_mpirun)
-    return _recorded(arguments.run_dir.resolve(), command, environment, by_mpirun)
+    return _recorded(folder.resolve(), command, environment, by_mpirun)
 
 
 def _recorded(folder: Path, command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:

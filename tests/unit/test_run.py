@@ -69,7 +69,7 @@ def test_a_job_runs_as_python_would_run_it(tmp_path: Path) -> None:
 def test_the_run_folder_may_come_from_the_environment(tmp_path: Path) -> None:
     ended = run("hvdtrain.run", script(tmp_path, "pass"), HVDTRAIN_RUN_DIR=str(tmp_path / "run"))
     assert ended.returncode == 0
-    assert os.listdir(tmp_path / "run") == ["result.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == [".run.lock", "result.json"]
 
 
 def test_other_ranks_have_logs_and_record_no_result(tmp_path: Path) -> None:

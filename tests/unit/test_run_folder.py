@@ -121,3 +121,34 @@ def test_a_job_that_slurm_starts_again_is_not_kept_out_by_its_dead_node(
         else:
             with pytest.raises(UserError, match=r"on node1\).*if that machine is gone, remove .*/\.run\.lock"):
                 take(tmp_path)
+
+
+@pytest.mark.parametrize(("how", "way"), [(ONE, "variable"), (TWO, "variable"), (ALONE, "variable"), (ALONE, "option")])
+def test_a_start_that_dies_before_it_begins_leaves_no_earlier_success(
+    tmp_path: Path, how: tuple[str, ...], way: str
+) -> None:
+    folder, job = tmp_path / "run", tmp_path / "job.py"
+    options = ("--run-dir", folder) if way == "option" else ()
+    variables = {"HVDTRAIN_RUN_DIR": str(folder)} if way == "variable" else {}
+    for text, status in [("pass", "completed"), ("import no_such_module", "failed")]:
+        job.write_text(text)
+        run(*how, *options, job, **variables)
+        assert (read_json(folder / "result.json") or {})["status"] == status
+    assert (read_json(folder / "attempts" / "1" / "result.json") or {})["status"] == "completed"
+
+
+def test_a_launcher_records_in_the_folder_of_the_variable_ranks_that_could_not(tmp_path: Path) -> None:
+    job = script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert run(*TWO, job, HVDTRAIN_RUN_DIR=str(tmp_path / "run")).returncode == 137
+    result = read_json(tmp_path / "run" / "result.json") or {}
+    assert (result["status"], result["reason"]) == ("failed", "ended by signal SIGKILL")
+
+
+@pytest.mark.parametrize("how", [ONE, ALONE])
+def test_the_variable_means_one_folder_wherever_the_job_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("elsewhere").mkdir()
+    assert run(*how, script(tmp_path, "import os; os.chdir('elsewhere')"), HVDTRAIN_RUN_DIR="run").returncode == 0
+    assert Path("run/result.json").exists() and os.listdir("elsewhere") == []
