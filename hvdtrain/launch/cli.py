@@ -150,7 +150,8 @@ def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool, *
         process.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, forward)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore some of them on purpose
+            signal.signal(number, forward)
     status = process.wait()
     signal.alarm(0)
     if softened and status in (-signal.SIGUSR1, 128 + signal.SIGUSR1):

@@ -101,7 +101,8 @@ class _StopRequest:
         self.status = 0
         self.pass_on: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._remember)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._remember)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda number, frame: self.pass_on.append(number))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,15 +29,22 @@ def run(module: str, *arguments: object, **variables: str) -> subprocess.Complet
 
 
 @contextmanager
-def started(*command: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is surely gone afterwards; `command` follows the interpreter."""
+def started(
+    *command: object, ignored: Collection[signal.Signals] = (), **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is surely gone afterwards; `command` follows the interpreter. It is born with signals `ignored`."""
+
+    def dispositions() -> None:
+        # A test run in the background, or by nohup, has some ignored, and its children inherit that.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
     with subprocess.Popen(
         [sys.executable, *map(str, command)],
-        env=environment(),
+        env=environment(**variables),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        # A test run in the background has SIGINT ignored, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=dispositions,
     ) as process:
         try:
             yield process
