@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -193,11 +194,13 @@ def note(**facts: Any) -> None:
         write_json(folder / "running.json", {**attempt, **facts})
 
 
-def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule: bool = False) -> dict[str, Any]:
+def finish(
+    folder: Path, status: str, exit_code: int, reason: str = "", overrule: Collection[str] = ()
+) -> dict[str, Any]:
     """Write `result.json` from what the attempt noted and recorded.
 
-    An attempt that has ended already keeps its result; `overrule` is for a launcher that saw another rank fail after
-    rank 0 had completed.
+    An attempt that has ended already keeps its result, unless its status is one of `overrule`. That is for a launcher, which may
+    have seen another rank fail after rank 0 had completed, or knows that ranks were asked to stop because the run is cancelled.
     A reason that a rank noted (`note(reason=...)`) is nearer to the cause than `reason`, and stays.
 
     Raises:
@@ -211,7 +214,7 @@ def finish(folder: Path, status: str, exit_code: int, reason: str = "", overrule
     sampled = [facts for path in sorted(folder.glob("gpus/rank-*.json")) if (facts := read_json(path)) is not None]
     if present is not None:
         before = dict(present)
-        if overrule and present["status"] == "completed":
+        if present["status"] in overrule:
             present |= {"status": status, "exit_code": exit_code, "reason": reason}
         if sampled:  # the other ranks may have written since
             present["gpus"] = sampled

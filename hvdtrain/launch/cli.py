@@ -25,10 +25,11 @@ from hvdtrain.paths import find_job
 from hvdtrain.run_folder import HELD_VARIABLE, take
 from hvdtrain.stop import RESTART
 
+#: Ctrl-C, and a terminal that closes: somebody does not want the run any more.
+_INTERRUPT = (signal.SIGINT, signal.SIGHUP)
+_END = (signal.SIGTERM, *_INTERRUPT)
 #: A world that was told to stop ends with 128 + the signal's number.
-_OUTCOMES = {0: "completed", RESTART: "preempted"} | {
-    128 + number: "cancelled" for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-}
+_OUTCOMES = {0: "completed", RESTART: "preempted"} | {128 + number: "cancelled" for number in _END}
 
 
 def choose(name: str, ranks: int) -> Launcher:
@@ -105,29 +106,31 @@ def _start(arguments: argparse.Namespace) -> int:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[: arguments.ranks])
     command = [sys.executable, "-m", "hvdtrain.run", str(job), *arguments.arguments]
     command = launcher.command(Request(arguments.ranks, command, arguments.cpus_per_task))
-    by_mpirun = launcher.name == "mpirun"
     folder = arguments.run_dir or record.run_dir()
     if folder is None:
-        return _run(command, environment, by_mpirun)
-    return _recorded(folder.resolve(), command, environment, by_mpirun)
+        return _run(command, environment, launcher.stop)
+    return _recorded(folder.resolve(), command, environment, launcher.stop)
 
 
-def _recorded(folder: Path, command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
+def _recorded(folder: Path, command: Sequence[str], environment: dict[str, str], stop: signal.Signals | None) -> int:
     """Run to the end in the run folder `folder`, and write there how it ended, unless a process above this one does."""
     environment |= {record.RUN_DIR_VARIABLE: str(folder), HELD_VARIABLE: str(folder)}
     lock = take(folder)
     if lock is None:
-        return _run(command, environment, by_mpirun)
+        return _run(command, environment, stop)
     with contextlib.closing(lock):
-        status = _run(command, environment, by_mpirun, lock.descriptor)
-        record.finish(folder, _OUTCOMES.get(status, "failed"), status, _reason(status), overrule=status != 0)
+        status = _run(command, environment, stop, lock.descriptor)
+        interrupted = status in {128 + number for number in _INTERRUPT}
+        overrule = ("completed", "preempted") if interrupted else ("completed",) if status else ()
+        record.finish(folder, _OUTCOMES.get(status, "failed"), status, _reason(status), overrule)
     return status
 
 
-def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool, *inherited: int) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], stop: signal.Signals | None, *inherited: int) -> int:
     """Run to the end, passing signals on: whoever stops us means the ranks.
 
     Args:
+        stop: what to pass on as the first request to end, so that ranks write a checkpoint; None: the request itself.
         inherited: descriptors that the command has too: when we are killed, ranks still need a moment to end.
     """
     process = subprocess.Popen(
@@ -138,27 +141,34 @@ def _run(command: Sequence[str], environment: dict[str, str], by_mpirun: bool, *
         preexec_fn=die_with_parent(signal.SIGTERM),
     )
 
-    softened = False
+    asked = 0
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal softened
-        if by_mpirun and number == signal.SIGTERM:
-            # mpirun kills its ranks a moment after SIGTERM; SIGUSR1 it passes on, and they write a checkpoint.
-            softened, number = True, signal.SIGUSR1
-            signal.signal(signal.SIGALRM, lambda *_: process.terminate())
-            signal.alarm(STOP_SECONDS)
-        process.send_signal(number)
+        nonlocal asked
+        if number in _END and not asked:
+            asked = number
+            if stop is not None and number != stop:
+                number = stop
+                signal.signal(signal.SIGALRM, lambda *_: process.terminate())
+                signal.alarm(STOP_SECONDS)
+        process.send_signal(number)  # whoever asks again does not want to wait for a checkpoint
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (*_END, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore some of them on purpose
             signal.signal(number, forward)
     status = process.wait()
     signal.alarm(0)
-    if softened and status in (-signal.SIGUSR1, 128 + signal.SIGUSR1):
-        status = 128 + signal.SIGTERM  # ranks that know nothing of stopping died of the other name of our SIGTERM
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # what a single rank started and left behind; others have their starter
-    return status if status >= 0 else 128 - status
+    return _meant(status if status >= 0 else 128 - status, asked, stop)
+
+
+def _meant(status: int, asked: int, stop: signal.Signals | None) -> int:
+    """The status of a world that ended with `status` after the request `asked` (a signal; 0: none), passed on as `stop`."""
+    if status == 0 or not asked:
+        return status
+    # Whoever interrupts has cancelled the run, whatever ranks make of it. Ranks that know nothing of stopping die of `stop`.
+    return 128 + asked if asked in _INTERRUPT or (stop is not None and status == 128 + stop) else status
 
 
 def _reason(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,14 @@ class Request:
 
 
 class Launcher(ABC):
-    """Base of all launchers. `name` is what --launcher takes and what World.launcher says."""
+    """Base of all launchers. `name` is what --launcher takes and what World.launcher says.
+
+    `stop` is the signal that it passes on and that makes ranks write a checkpoint; None: any that asks it to end has this effect.
+    """
 
     name: str
     about: str
+    stop: signal.Signals | None = None
 
     @abstractmethod
     def command(self, request: Request) -> Command:
@@ -43,7 +48,7 @@ class Launcher(ABC):
 class Alone(Launcher):
     """One rank, no launcher."""
 
-    name, about = "none", "one rank, without Horovod"
+    name, about, stop = "none", "one rank, without Horovod", signal.SIGTERM
 
     def command(self, request: Request) -> Command:
         return list(request.command)
@@ -63,6 +68,8 @@ class Mpirun(Launcher):
     """Open MPI's mpirun: ranks on this machine, or on the nodes of an allocation that it knows."""
 
     name, about = "mpirun", "Open MPI's mpirun"
+    # At SIGTERM, SIGINT and SIGHUP it kills its ranks, after a moment at most.
+    stop = signal.SIGUSR1
 
     def command(self, request: Request) -> Command:
         mpirun = [find_mpirun() or "mpirun"]
@@ -102,6 +109,8 @@ class Gloo(Launcher):
     """Plain srun; rank 0 hosts the rendezvous."""
 
     name, about = "gloo", "srun, our rendezvous on rank 0"
+    # srun ends its ranks at all others.
+    stop = signal.SIGUSR1
 
     def command(self, request: Request) -> Command:
         return [*_srun(request), *request.command]
@@ -110,7 +119,7 @@ class Gloo(Launcher):
 class Pmix(Launcher):
     """srun with PMIx; Horovod uses MPI."""
 
-    name, about = "pmix", "srun --mpi=pmix, Horovod with MPI"
+    name, about, stop = "pmix", "srun --mpi=pmix, Horovod with MPI", signal.SIGUSR1
 
     def command(self, request: Request) -> Command:
         return [*_srun(request), "--mpi=pmix", *request.command]

@@ -153,7 +153,7 @@ class Started:
     command: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, command: Sequence[str], environment: dict[str, str], by_mpirun: bool) -> int:
+    def __call__(self, command: Sequence[str], environment: dict[str, str], stop: signal.Signals | None) -> int:
         self.command, self.environment = command, environment
         return 0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from hvdtrain.record import read_json
 from tests.unit.starting import eventually, script, started
 
 WAITS = """
@@ -39,3 +41,70 @@ def test_the_starter_itself_keeps_ignoring_what_it_was_born_ignoring(tmp_path: P
         process.send_signal(number)
         (tmp_path / "heard").touch()
         assert process.wait(20) == 0
+
+
+# Stands for srun with ranks that leave a checkpoint: it passes on what srun passes on, and ends its step at all else. It starts
+# nothing, so it says when it is up.
+SRUN = """#!/bin/sh
+trap 'if [ -e "$OUT/deaf" ]; then touch "$OUT/told"; else exit 75; fi' USR1
+trap 'exit 9' TERM
+trap 'exit 1' INT HUP
+touch "$OUT/up-srun"
+while :; do sleep 0.02; done
+"""
+
+
+def srun(folder: Path) -> dict[str, str]:
+    """The variables with which a launcher finds the stand-in."""
+    path = folder / "bin" / "srun"
+    path.parent.mkdir()
+    path.write_text(SRUN)
+    path.chmod(0o755)
+    return {"PATH": f"{path.parent}:{os.environ['PATH']}", "OUT": str(folder)}
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "pmix"])
+@pytest.mark.parametrize(
+    ("number", "status", "outcome"),
+    [
+        (signal.SIGTERM, 75, "preempted"),
+        (signal.SIGUSR1, 75, "preempted"),
+        (signal.SIGINT, 130, "cancelled"),
+        (signal.SIGHUP, 129, "cancelled"),
+    ],
+)
+def test_srun_is_told_in_words_that_it_passes_on(
+    tmp_path: Path, launcher: str, number: signal.Signals, status: int, outcome: str
+) -> None:
+    options = ("-n", 2, "--launcher", launcher, "--run-dir", tmp_path / "run")
+    with started("-m", "hvdtrain.launch", *options, script(tmp_path, "pass"), **srun(tmp_path)) as process:
+        assert eventually((tmp_path / "up-srun").exists)
+        process.send_signal(number)
+        assert process.wait(10) == status
+    result = read_json(tmp_path / "run" / "result.json") or {}
+    assert (result["status"], result["exit_code"]) == (outcome, status)
+
+
+def test_who_presses_ctrl_c_again_does_not_wait(tmp_path: Path) -> None:
+    (tmp_path / "deaf").touch()
+    options = ("-n", 2, "--launcher", "gloo")
+    with started("-m", "hvdtrain.launch", *options, script(tmp_path, "pass"), **srun(tmp_path)) as process:
+        assert eventually((tmp_path / "up-srun").exists)
+        process.send_signal(signal.SIGINT)
+        assert eventually((tmp_path / "told").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("launcher", "ranks"), [("none", 1), ("mpirun", 2)])
+def test_a_job_that_knows_nothing_of_stopping_is_cancelled_by_the_signal_that_came(
+    tmp_path: Path, number: signal.Signals, launcher: str, ranks: int
+) -> None:
+    options = ("-n", ranks, "--launcher", launcher, "--run-dir", tmp_path / "run")
+    with started("-m", "hvdtrain.launch", *options, script(tmp_path, WAITS), tmp_path) as process:
+        assert eventually(lambda: len(list(tmp_path.glob("up-*"))) == ranks)
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
+    result = read_json(tmp_path / "run" / "result.json") or {}
+    assert (result["status"], result["reason"]) == ("cancelled", f"ended by signal {number.name}")
