@@ -181,14 +181,13 @@ class Batch:
         cpus = given.cpus_per_task or int(os.environ.get("SLURM_CPUS_PER_TASK") or 1)
         inside = [word for words in given.inside for word in shlex.split(words)]
         rank = [*inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
-        mpi = {"pmix": given.pmix}.get(self.launcher)
-        request = Request(self.ranks, rank, cpus, options=(*given.srun, *([f"--mpi={mpi}"] if mpi else ["--mpi=none"])))
+        request = Request(self.ranks, rank, cpus, options=given.srun, pmix=given.pmix)
         environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}
         environment[HELD_VARIABLE] = str(self.folder)
         environment.setdefault("OMP_NUM_THREADS", str(cpus))
         if given.stall_timeout is not None:
             environment[STALL_TIMEOUT_VARIABLE] = f"{given.stall_timeout:g}"
-        command = REGISTRY["gloo"].command(request)
+        command = REGISTRY[self.launcher].command(request)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, self._signal)
         self.process = subprocess.Popen(command, env=environment)

@@ -34,7 +34,10 @@ def decide(types: Sequence[str], build: check.BuildInfo | None, ethernet: bool) 
     """From what `srun --mpi=list` offers, Horovod's build, and whether ranks meet over nothing faster than Ethernet."""
     pmix = [name for name in types if name.startswith("pmix")]
     if build is None:
-        return "gloo", "no Horovod of hvdtrain is installed here to tell whether it has MPI; plain srun always works"
+        return (
+            "gloo",
+            "no Horovod of hvdtrain is installed here to tell whether it has MPI; srun --mpi=none always works",
+        )
     if build.mpi is None:
         return "gloo", "Horovod was built without MPI"
     if not build.mpi.startswith("Open MPI"):

@@ -20,7 +20,8 @@ Command = list[str]
 class Request:
     """What to start: `ranks` times `command`, each with `cpus` cores.
 
-    `nodes` is None inside an allocation that fixes it already (a batch script). `options` are further words for srun.
+    `nodes` is None inside an allocation that fixes it already (a batch script). `options` are further words for srun, and `pmix` is
+    how SLURM calls its PMIx plugin.
     """
 
     ranks: int
@@ -28,6 +29,7 @@ class Request:
     cpus: int = 1
     nodes: int | None = None
     options: Sequence[str] = ()
+    pmix: str = "pmix"
 
 
 class Launcher(ABC):
@@ -106,14 +108,14 @@ def knows_other_nodes(environ: Mapping[str, str]) -> bool:
 
 
 class Gloo(Launcher):
-    """Plain srun; rank 0 hosts the rendezvous."""
+    """srun without MPI, whatever SLURM has by default: ranks that find PMIx take themselves for MPI's. Rank 0 hosts."""
 
-    name, about = "gloo", "srun, our rendezvous on rank 0"
+    name, about = "gloo", "srun --mpi=none, our rendezvous on rank 0"
     # srun ends its ranks at all others.
     stop = signal.SIGUSR1
 
     def command(self, request: Request) -> Command:
-        return [*_srun(request), *request.command]
+        return [*_srun(request), "--mpi=none", *request.command]
 
 
 class Pmix(Launcher):
@@ -122,7 +124,7 @@ class Pmix(Launcher):
     name, about, stop = "pmix", "srun --mpi=pmix, Horovod with MPI", signal.SIGUSR1
 
     def command(self, request: Request) -> Command:
-        return [*_srun(request), "--mpi=pmix", *request.command]
+        return [*_srun(request), f"--mpi={request.pmix}", *request.command]
 
 
 def _srun(request: Request) -> Command:

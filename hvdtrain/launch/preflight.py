@@ -114,7 +114,7 @@ def own_problem(world: World, framework: str, strategy: str = "horovod") -> str:
     if world.launcher in ("pmix", "mpirun") and build is not None and not build.mpi:
         return (
             f"ranks were started by {world.launcher}, but Horovod was built without MPI. Type: hvdtrain build-horovod "
-            "--mpi on   or start them with plain srun, which uses Gloo"
+            "--mpi on   or start them with srun --mpi=none, which uses Gloo"
         )
     if world.launcher in ("gloo", "local") and build is not None and "rendezvous_token" not in build.features:
         return "the installed Horovod is of an earlier hvdtrain and cannot meet at our rendezvous. Type: hvdtrain build-horovod"

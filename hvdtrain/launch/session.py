@@ -152,7 +152,7 @@ class Session:
             raise LaunchError(
                 f"the launcher ({self.world.launcher}) started rank {self.world.rank} of {self.world.size}, but Horovod says "
                 f"rank {rank} of {size}: training would go on unsynchronised. Type: srun --mpi=pmix ... if Horovod was "
-                "built with MPI (srun --mpi=list shows what SLURM has), or plain srun for Gloo"
+                "built with MPI (srun --mpi=list shows what SLURM has), or srun --mpi=none for Gloo"
             )
         if self._watchdog is None:
             address = self._open_control() if rank == 0 else None

@@ -79,3 +79,24 @@ def test_a_start_that_slurm_has_counted_is_one_more(tmp_path: Path, controller: 
     controller.says = "JobState=COMPLETING Restarts=1"
     assert attempt._end(143) == 143
     assert (result(tmp_path)["status"], result(tmp_path)["requeued"]) == ("preempted", True)
+
+
+@pytest.mark.parametrize(("launcher", "mpi"), [("gloo", "--mpi=none"), ("pmix", "--mpi=pmix_v4")])
+def test_guard_ranks_are_started_with_the_mpi_of_their_launcher(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch, launcher: str, mpi: str
+) -> None:
+    attempt = begun(tmp_path)
+    attempt.launcher, attempt.given.pmix, attempt.given.srun = launcher, "pmix_v4", ["--overlap"]
+    said = []
+
+    class Ended:
+        def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+            said.extend(command)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(batch.subprocess, "Popen", Ended)
+    monkeypatch.setattr(batch.signal, "signal", lambda number, handler: None)  # they stay pytest's
+    assert attempt._start() == 0
+    assert said[said.index("--overlap") + 1] == mpi and sum(word.startswith("--mpi") for word in said) == 1

@@ -231,16 +231,25 @@ COMMAND = ["python", "-m", "hvdtrain.run", "it's.py", "--lr", "0.1"]
     ("name", "request_", "before"),
     [
         ("none", Request(1, COMMAND), []),
-        ("gloo", Request(8, COMMAND, cpus=4), ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--ntasks=8"]),
+        (
+            "gloo",
+            Request(8, COMMAND, cpus=4),
+            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--ntasks=8", "--mpi=none"],
+        ),
         (
             "gloo",
             Request(8, COMMAND, cpus=4, nodes=2),
-            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--nodes=2", "--ntasks-per-node=4"],
+            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--nodes=2", "--ntasks-per-node=4", "--mpi=none"],
         ),
         (
             "pmix",
             Request(4, COMMAND, nodes=1),
             ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=1", "--nodes=1", "--ntasks-per-node=4", "--mpi=pmix"],
+        ),
+        (
+            "pmix",
+            Request(4, COMMAND, pmix="pmix_v4", options=["--overlap"]),
+            ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--cpus-per-task=1", "--ntasks=4", "--overlap", "--mpi=pmix_v4"],
         ),
         ("local", Request(3, COMMAND, cpus=2), [sys.executable, "-m", "hvdtrain.launch.local", "-n", "3", "--cpus", "2", "--"]),
     ],

@@ -39,7 +39,8 @@ def test_a_build_without_mpi_under_an_mpi_launcher(monkeypatch: pytest.MonkeyPat
     build = check.installed()
     assert build is not None
     monkeypatch.setattr(check, "installed", lambda: replace(build, mpi=None))
-    assert "built without MPI" in own_problem(replace(ALONE, launcher="pmix"), "torch")
+    told = own_problem(replace(ALONE, launcher="pmix"), "torch")
+    assert "built without MPI" in told and "srun --mpi=none" in told
     assert own_problem(ALONE, "torch") == ""
 
 
