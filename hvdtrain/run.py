@@ -86,12 +86,14 @@ def _run(job: Path) -> tuple[int, str, str]:
         print(f"stopped: {stopped}; exit status {RESTART} means start me again", file=sys.stderr)
         return RESTART, "preempted", stopped.reason
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        # As Python does: whatever is no status is said, and 1 is the status.
+        says = not (error.code is None or isinstance(error.code, int))
+        status = 1 if says else int(error.code or 0)
         if status == 0:
             return 0, "completed", ""
-        reason = str(error.code) if isinstance(error.code, str) else f"the job called sys.exit({status})"
+        reason = str(error.code) if says else f"the job called sys.exit({status})"
         _end_world(UserError(reason), status)
-        if isinstance(error.code, str):
+        if says:
             print(reason, file=sys.stderr)
         return status, "failed", reason
     except UserError as error:

@@ -21,6 +21,8 @@ from tests.unit.starting import environment, eventually, run, script, started
         ("import sys; sys.exit(0)", 0, "completed", "", ""),
         ("import sys; sys.exit(4)", 4, "failed", "the job called sys.exit(4)", ""),
         ("import sys; sys.exit('no data')", 1, "failed", "no data", "no data\n"),
+        ("import sys; sys.exit(ValueError('bad split'))", 1, "failed", "bad split", "bad split\n"),
+        ("import sys; sys.exit(2.5)", 1, "failed", "2.5", "2.5\n"),
         (
             "from hvdtrain.errors import UserError; raise UserError('no folder data')",
             2, "failed", "no folder data", "error: no folder data\n",
