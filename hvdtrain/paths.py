@@ -1,7 +1,8 @@
-"""Where the jobs are: beside the package in a clone, inside it in an installed wheel; and whether two paths are one."""
+"""Where the jobs are: beside the package in a clone, inside it in an installed wheel; whether two paths are one; new folders."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def same(one: Path, other: Path) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return one.resolve() == other.resolve()
+
+
+def make_folder(folder: Path, what: str) -> None:
+    """Make `folder`, which is `what`, unless it is there.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reasons = {errno.EEXIST: "it is a file", errno.ENOTDIR: "a part of its path is a file"}
+        why = reasons.get(error.errno or 0, error.strerror)
+        raise UserError(f"{what} {folder} cannot be made: {why}; give another place") from None
 
 
 def job_names() -> list[str]:

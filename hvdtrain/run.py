@@ -19,7 +19,7 @@ from pathlib import Path
 from hvdtrain import gpus, late, launch, machine, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
-from hvdtrain.paths import find_job
+from hvdtrain.paths import find_job, make_folder
 from hvdtrain.run_folder import HELD_VARIABLE, RunLock, take
 from hvdtrain.stop import RESTART, Stopped
 
@@ -72,6 +72,7 @@ def _enter(run_dir: Path | None, rank: int) -> RunLock | None:
         return None
     folder = given.resolve()  # a job may go elsewhere
     os.environ[record.RUN_DIR_VARIABLE] = str(folder)
+    make_folder(folder, "the run folder")  # others than rank 0 log there
     lock = take(folder) if rank == 0 else None
     os.environ[HELD_VARIABLE] = str(folder)  # what the job starts works there with it
     return lock

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import attempts
+from hvdtrain.errors import UserError
 from hvdtrain.lock import Lock
-from hvdtrain.paths import same
+from hvdtrain.paths import make_folder, same
 
 #: The run folder that a process above this one, a launcher or a batch script, has made ready and minds.
 HELD_VARIABLE = "HVDTRAIN_HELD_DIR"
@@ -66,8 +67,11 @@ def take(folder: Path) -> RunLock | None:
     held = os.environ.get(HELD_VARIABLE)
     if held and same(Path(held), folder):
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder)
+    make_folder(folder, "the run folder")
+    try:
+        lock = RunLock(folder)
+    except OSError as error:
+        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}; give another place") from None
     try:
         attempts.set_aside(folder)
     except BaseException:

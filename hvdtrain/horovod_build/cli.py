@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import cache as wheels
 from hvdtrain.horovod_build import request as requests
 from hvdtrain.horovod_build.build import build_wheel
@@ -19,6 +20,7 @@ from hvdtrain.horovod_build.frameworks import NAMES
 from hvdtrain.horovod_build.installer import install
 from hvdtrain.horovod_build.progress import clock
 from hvdtrain.horovod_build.wheel import file_name
+from hvdtrain.paths import make_folder
 
 _DESCRIPTION = """\
 Build Horovod 0.28.1 for the torch and TensorFlow installed here, and install it. Finished wheels are kept: the same
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     try:
         return _run(options)
-    except RequestError as error:
+    except (RequestError, UserError) as error:
         print(f"hvdtrain build-horovod: {error}", file=sys.stderr)
         return 2
     except BuildError as error:
@@ -110,15 +112,17 @@ def _run(options: argparse.Namespace) -> int:
         print(f"note: {remark}")
     if changes and options.wheel_only is None:
         print(f"the installed Horovod does not match: {'; '.join(changes)}")
+    if options.wheel_only is not None:
+        make_folder(options.wheel_only, "the folder for the wheel")
     store = options.cache_dir if options.cache_dir is not None else wheels.default_cache()
     wheel = None if options.force else wheels.find(store, info.key, file_name(info.distribution_version))
     if wheel is not None:
         print(f"found a kept wheel of {requests.describe(info)}")
     else:
         jobs = options.jobs or requests.default_jobs(len(os.sched_getaffinity(0)), requests.available_memory())
+        make_folder(store, "the folder of kept wheels")
         wheel = build_wheel(tools, info, store, source_file=options.source, jobs=jobs, verbose=options.verbose)
     if options.wheel_only is not None:
-        options.wheel_only.mkdir(parents=True, exist_ok=True)
         target = options.wheel_only / wheel.name
         target.write_bytes(wheel.read_bytes())
         print(f"wrote {target} in {clock(time.monotonic() - began)}")

@@ -25,7 +25,7 @@ from hvdtrain.launch.choice import choose
 from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
 from hvdtrain.launch.time_limit import TimeLimit
-from hvdtrain.paths import find_job
+from hvdtrain.paths import find_job, make_folder
 from hvdtrain.run_folder import HELD_VARIABLE
 from hvdtrain.site import commands
 
@@ -103,7 +103,7 @@ class Batch:
 
     def run(self) -> int:
         """Run the attempt to its end; the exit status."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, "the run folder")
         (self.folder / "log").mkdir(exist_ok=True)
         silent = _close_earlier(self.folder)
         attempts.set_aside(self.folder)

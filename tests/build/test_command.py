@@ -37,6 +37,22 @@ def test_a_wrong_option_is_status_2(arguments: list[str], words: str, capsys: py
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [(["--wheel-only"], "the folder for the wheel"), (["--force", "--cache-dir"], "the folder of kept wheels")],
+)
+def test_a_file_in_the_place_of_a_folder_is_refused_before_anything_is_compiled(
+    options: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hvdtrain.horovod_build.cli.build_wheel", lambda *args, **more: pytest.fail("it compiles"))
+    monkeypatch.setattr("hvdtrain.horovod_build.cache.find", lambda *args: None)
+    file = tmp_path / "file"
+    file.touch()
+    assert main([*options, str(file)]) == 2
+    told = f"hvdtrain build-horovod: {what} {file} cannot be made: it is a file; give another place\n"
+    assert capsys.readouterr().err == told
+
+
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

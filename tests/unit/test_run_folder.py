@@ -152,3 +152,28 @@ def test_the_variable_means_one_folder_wherever_the_job_goes(
     Path("elsewhere").mkdir()
     assert run(*how, script(tmp_path, "import os; os.chdir('elsewhere')"), HVDTRAIN_RUN_DIR="run").returncode == 0
     assert Path("run/result.json").exists() and os.listdir("elsewhere") == []
+
+
+PLACE = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+RANK_1 = {f"HOROVOD_{name}": value for name, value in PLACE.items()}
+
+
+@pytest.mark.parametrize(
+    ("how", "place", "why", "variables"),
+    [
+        (ONE, "file", "it is a file", {}),
+        (ONE, "file/run", "a part of its path is a file", {}),
+        (ALONE, "file", "it is a file", {}),
+        (ALONE, "file/run", "a part of its path is a file", {}),
+        (ALONE, "file/run", "a part of its path is a file", RANK_1),
+        (ALONE, "/proc/run", "No such file or directory", {}),
+    ],
+)
+def test_what_can_be_no_folder_is_refused_before_the_job_runs(
+    tmp_path: Path, how: tuple[str, ...], place: str, why: str, variables: dict[str, str]
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / place
+    ended = run(*how, "--run-dir", folder, script(tmp_path, "print('it ran')"), **variables)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"error: the run folder {folder} cannot be made: {why}; give another place\n"
