@@ -91,6 +91,8 @@ def _mpi_is_ready() -> bool:
 def _start(arguments: argparse.Namespace) -> int:
     if arguments.ranks < 1:
         raise UserError(f"-n {arguments.ranks}: a world has at least one rank")
+    if arguments.cpus_per_task < 1:
+        raise UserError(f"--cpus-per-task {arguments.cpus_per_task}: a rank has at least one core")
     job = find_job(arguments.job)
     launcher = choose(arguments.launcher, arguments.ranks)
     options = {STALL_TIMEOUT_VARIABLE: arguments.stall_timeout, CONNECT_TIMEOUT_VARIABLE: arguments.connect_timeout}

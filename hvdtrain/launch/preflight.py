@@ -30,6 +30,8 @@ RENDEZVOUS_DIR_VARIABLE = "HVDTRAIN_RENDEZVOUS_DIR"
 _ANOTHER_FOLDER = f"set {RENDEZVOUS_DIR_VARIABLE} (or --run-dir) to a folder that all nodes see and may write"
 DEFAULT_CONNECT_TIMEOUT = 300.0
 DEFAULT_STALL_TIMEOUT = 300.0
+#: A week: who gives more, or inf, wants to wait for ever, but sockets hold no such number.
+_LONGEST_CONNECT = 7 * 86400.0
 
 #: What Open MPI is told, unless the user did. A message over TCP that is larger than this limit asks before it is sent, and two
 #: ranks then send one after the other, at half the speed of the link. Pieces of gradients, and the header of their message, fit.
@@ -63,6 +65,15 @@ def seconds_from(variable: str, default: float) -> float:
     if not value >= 0:
         raise UserError(f"{variable}={text} is not a number of seconds")
     return value
+
+
+def connect_timeout() -> float:
+    """Seconds to wait for all ranks at the start.
+
+    Raises:
+        UserError: what the user set is not a number of seconds.
+    """
+    return min(seconds_from(CONNECT_TIMEOUT_VARIABLE, DEFAULT_CONNECT_TIMEOUT), _LONGEST_CONNECT)
 
 
 def meeting_file() -> Path:

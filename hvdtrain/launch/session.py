@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -27,13 +28,12 @@ from hvdtrain.errors import UserError, without_traceback
 from hvdtrain.launch import network
 from hvdtrain.launch.control import GONE_SECONDS, Supervisor
 from hvdtrain.launch.preflight import (
-    CONNECT_TIMEOUT_VARIABLE,
-    DEFAULT_CONNECT_TIMEOUT,
     DEFAULT_STALL_TIMEOUT,
     FUSION_BYTES,
     OPEN_MPI,
     STALL_TIMEOUT_VARIABLE,
     LaunchError,
+    connect_timeout,
     gloo_variables,
     interface_towards,
     meet,
@@ -63,7 +63,7 @@ class Session:
         self.world = world
         self._framework = framework
         self._strategy = strategy
-        self._connect_timeout = seconds_from(CONNECT_TIMEOUT_VARIABLE, DEFAULT_CONNECT_TIMEOUT)
+        self._connect_timeout = connect_timeout()
         self._stall_timeout = seconds_from(STALL_TIMEOUT_VARIABLE, DEFAULT_STALL_TIMEOUT)
         self._supervisor: Supervisor | None = None
         self._server: Server | None = None
@@ -86,7 +86,8 @@ class Session:
         # Horovod's hierarchical operations hang or abort under Gloo, whoever asked for them.
         for name in [name for name in os.environ if name.startswith("HOROVOD_HIERARCHICAL_")]:
             del os.environ[name]
-        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(self._connect_timeout)))
+        # In whole seconds; 0 would end Gloo at once.
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, math.ceil(self._connect_timeout))))
         if self.world.launcher in ("local", "gloo"):
             if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
                 self._prepare_gloo()

@@ -44,6 +44,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     [
         (("-n", "0", "JOB"), ["-n 0: a world has at least one rank"]),
         (("-n", "-3", "JOB"), ["-n -3: a world has at least one rank"]),
+        (("-n", "2", "--cpus-per-task", "0", "JOB"), ["--cpus-per-task 0: a rank has at least one core"]),
         (("-n", "2", "digit"), ['no job "digit"', "the jobs are", "digits", 'did you mean "digits"?']),
         (("-n", "2", "no/such.py"), ['job file "no/such.py" does not exist']),
         (

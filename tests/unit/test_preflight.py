@@ -14,7 +14,14 @@ import pytest
 
 from hvdtrain.errors import UserError
 from hvdtrain.horovod_build import check
-from hvdtrain.launch.preflight import LaunchError, gloo_variables, meeting_file, own_problem, seconds_from
+from hvdtrain.launch.preflight import (
+    CONNECT_TIMEOUT_VARIABLE,
+    LaunchError,
+    gloo_variables,
+    meeting_file,
+    own_problem,
+    seconds_from,
+)
 from hvdtrain.launch.rendezvous import Address
 from hvdtrain.launch.session import Session
 from hvdtrain.record import read_json
@@ -33,6 +40,16 @@ def limits() -> Iterator[None]:
 
 def test_the_installed_horovod_fits() -> None:
     assert own_problem(ALONE, "torch") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("0.5", "1"), ("0", "1"), ("7.2", "8"), ("inf", "604800"), ("1e12", "604800")]
+)
+def test_horovod_is_told_a_timeout_that_it_can_take(given: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole seconds: 0 ends Gloo at once, and there are numbers that its clock cannot hold."""
+    monkeypatch.setattr(os, "environ", {CONNECT_TIMEOUT_VARIABLE: given, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "here"})
+    Session(ALONE, "torch").prepare()
+    assert os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == told
 
 
 def test_a_build_without_mpi_under_an_mpi_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
