@@ -109,6 +109,24 @@ def test_a_horovod_without_cuda_beside_gpus(
     assert (found["status"], "PyTorch" in found["what"] + found["why"]) == (status, "torch" in versions)
 
 
+@pytest.mark.parametrize(
+    ("broken", "status", "what"),
+    [
+        (["torch"], "ok", "tensorflow: the extension loads"),
+        (["torch", "tensorflow"], "skipped", "not tried: see horovod-build"),
+    ],
+)
+def test_only_an_extension_that_was_tried_is_said_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: list[str], status: str, what: str
+) -> None:
+    info = BuildInfo("0", "k", "e", "3", "linux", "g++", torch="2", tensorflow="2")
+    monkeypatch.setattr("hvdtrain.horovod_build.check.installed", lambda: info)
+    monkeypatch.setattr("hvdtrain.horovod_build.check.problem", lambda names: "broken" if names[0] in broken else None)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **more: subprocess.CompletedProcess(args, 0))
+    found = outcome("horovod-loads", tmp_path)
+    assert (found["status"], found["what"]) == (status, what)
+
+
 def test_few_open_files(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
