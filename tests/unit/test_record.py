@@ -153,13 +153,16 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(seen)], stdout=subprocess.PIPE) as writer:
             try:
                 assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
-                time.sleep(0.01 + 0.004 * attempt)
+                # A busy machine may take its time to a first write; killed it is in the midst of some later one.
+                until = time.monotonic() + 20
+                while (read_json(path) or {})["number"] <= seen and time.monotonic() < until:
+                    time.sleep(0.001)
+                time.sleep(0.004 * attempt)
             finally:
                 writer.kill()
         value = read_json(path)
-        assert value is not None and value["number"] == value["end"] >= seen
+        assert value is not None and value["number"] == value["end"] > seen
         seen = value["number"]
-    assert seen > 8
 
 
 FULL_DISK = """
