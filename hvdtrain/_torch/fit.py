@@ -52,6 +52,8 @@ def fit(
     Losses and accuracies are means over the samples of all ranks, exactly. Rank 0 prints a line per epoch and, under a
     launcher, appends to `epochs.jsonl`.
 
+    Each rank draws random numbers of its own while it trains; afterwards all go on with those of rank 0.
+
     A checkpoint is written after each epoch, and when a signal (SIGTERM, SIGUSR1, SIGUSR2, on any rank) asks to stop: then after
     the step under way, on all ranks. Started again, training goes on from the newest one.
 
@@ -106,7 +108,7 @@ def fit(
     trainer.epochs_before = train.epoch - 1 - (synchronizer.epochs_done or 0.0)
     # A loader of its own begins to count at 1, and its epochs are recorded after those of the `fit` before.
     shift = max(0, _recorded - (train.epoch - 1))
-    with stop.watching():
+    with stop.watching(), generators.alike_afterwards():
         finished = saver.resume()
         if finished or saver.partials:
             synchronizer.epochs_done = synchronizer.origin[1]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from hvdtrain._torch.start import world
+from hvdtrain._torch.start import from_rank_zero, world
 from hvdtrain._torch.workers import seed_from, seed_generators
+from hvdtrain.errors import Diverged
 
 
 def state() -> dict[str, Any]:
@@ -45,3 +48,22 @@ def differ_by_rank(seed: int) -> None:
     seed_generators(own)
     if world().device != "cpu":
         torch.cuda.manual_seed(own)
+
+
+@contextmanager
+def alike_afterwards() -> Iterator[None]:
+    """Ranks may draw numbers of their own inside; then all go on as rank 0 would, for a script splits its data by them.
+
+    Of errors only one that all ranks raise in the same step lets them agree.
+    """
+    try:
+        yield
+    except Diverged:
+        _as_rank_zero()
+        raise
+    _as_rank_zero()
+
+
+def _as_rank_zero() -> None:
+    if world().size > 1:
+        restore(from_rank_zero(state()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import hvdtrain.torch as ht
 from tests.training.scenarios import perceptron, samples
+from tests.worlds import run_world
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -76,3 +79,50 @@ def test_a_rate_that_diverged_leaves_nothing_to_the_next_one() -> None:
     fit(*made(model))
     fit(*made(fresh))
     assert equal(model, fresh)
+
+
+DRAWN = """
+import json, random
+import numpy as np
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from tests.training.scenarios import perceptron, samples
+world = ht.init()
+loss = nn.CrossEntropyLoss()
+seen, ranks = {}, {}
+
+def drawing(output, target):
+    seen[name] = float(torch.rand(1)), float(np.random.rand()), random.random()
+    return loss(output, target) * (float("nan") if name == "diverged" else 1.0)
+
+torch.manual_seed(1), np.random.seed(1), random.seed(1)
+for name in ("first", "second", "diverged"):
+    model, optimizer = ht.distribute(*(lambda m: (m, torch.optim.SGD(m.parameters(), lr=0.1)))(perceptron()))
+    try:
+        ht.fit(model, optimizer, drawing, ht.loader(samples(16, 1), 4), epochs=1)
+    except ht.Diverged:
+        pass
+    after = float(torch.rand(1)), float(np.random.rand()), random.random()
+    ranks[name] = ht.gather_objects([seen.get(name), after])
+if world.rank == 0:
+    print(json.dumps(ranks))
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_draw_alike_after_fit_and_not_within(tmp_path: Path) -> None:
+    """Or a script that splits its data anew for each `fit` would validate on what another rank trains on."""
+    script = tmp_path / "drawn.py"
+    script.write_text(DRAWN)
+    ends = []
+    for _ in range(2):  # trained already the second time
+        ended = run_world(2, script, options=["--launcher", "local", "--run-dir", str(tmp_path / "run")])
+        assert ended.status == 0, ended.err
+        ends.append(json.loads(ended.out.splitlines()[-1]))
+        assert [one[1] == other[1] for one, other in ends[-1].values()] == [True] * 3
+    assert all(a != b for one, other in ends[0].values() for a, b in zip(one[0], other[0], strict=True))
+    # What a script draws after a training is the same when it is started again.
+    assert [ends[1][name][0] for name in ("first", "second")] == [
+        [None, ends[0][name][0][1]] for name in ("first", "second")
+    ]
