@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hvdtrain import stop
 from hvdtrain._torch import generators, payload
 from hvdtrain._torch.agreement import agreed_stop
+from hvdtrain._torch.alike import refuse_unlike
 from hvdtrain._torch.batch_norm import statistics
 from hvdtrain._torch.distribute import synchronizer_of
 from hvdtrain._torch.loader import TrainLoader
@@ -196,7 +197,14 @@ class Checkpoints:
 
         Raises:
             CheckpointError: there are checkpoints, and none can be read or belongs to this model.
+            UserError: the ranks' loaders would give them different orders.
         """
+        if self._loader is not None:
+            refuse_unlike(self._loader.facts())
+        return self.go_on()
+
+    def go_on(self) -> int:
+        """`resume` for loaders that are known to be alike."""
         if self.store is None:
             return 0
         problem, content, path = "", None, None
@@ -212,7 +220,7 @@ class Checkpoints:
             raise AgreedCheckpointError(problem)
         if content is None:
             if world().rank == 0 and (told := left_behind(self._asked, self.store.folder)):
-                warnings.warn(told, stacklevel=2)
+                warnings.warn(told, stacklevel=3)
             return 0
         return self._restore(payload.read(content, path), path)
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._torch import generators
+from hvdtrain._torch.alike import refuse_unlike
 from hvdtrain._torch.checkpoints import Checkpoints, Stateful
 from hvdtrain._torch.early import EarlyStopping
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
@@ -77,7 +78,8 @@ def fit(
             a script, and so on), False for none. A folder that another `fit` or loop of the script was given becomes `FOLDER-2`.
 
     Raises:
-        UserError: an optimizer that is not from `distribute`, or an argument that is out of range.
+        UserError: an optimizer that is not from `distribute`, an argument that is out of range, or ranks that were given other
+            arguments than each other.
         Diverged: the training loss is no longer a number.
         CheckpointError: one could not be written or read.
         Stopped: a signal asked for it; ends the process with the status that means "start me again".
@@ -89,6 +91,7 @@ def fit(
             "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
         )
     _refuse(loss, train, epochs, accumulate, clip_norm)
+    refuse_unlike({"epochs": epochs, "accumulate": accumulate, **train.facts()})
     early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
     if early is not None:
         early.reset()  # another `fit` may have had it
@@ -109,7 +112,7 @@ def fit(
     # A loader of its own begins to count at 1, and its epochs are recorded after those of the `fit` before.
     shift = max(0, _recorded - (train.epoch - 1))
     with stop.watching(), generators.alike_afterwards():
-        finished = saver.resume()
+        finished = saver.go_on()
         if finished or saver.partials:
             synchronizer.epochs_done = synchronizer.origin[1]
         history = [Epoch(**entry) for entry in saver.history]

@@ -66,6 +66,10 @@ class JoinLoader:
         """Share of the epoch that was given so far: 0.0 where nobody knows its length, as in a first epoch of iterables."""
         return min(1.0, self._consumed / self._total) if self._total else 0.0
 
+    def facts(self) -> dict[str, Any]:
+        """Not the data nor the seed, which are each rank's own; see `TrainLoader`."""
+        return {"uneven": "join", "batch_size": self.batch_size, "epoch": self.epoch}
+
     def __iter__(self) -> Iterator[Any]:
         """One epoch, which ends on all ranks at once."""
         number = self.epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Literal, Protocol, cast
 
@@ -40,6 +41,9 @@ class TrainLoader(Protocol):
     @property
     def fraction(self) -> float:
         """Share of the epoch that the batches given so far make up."""
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or what is left of it."""
@@ -115,6 +119,19 @@ class Loader:
     def fraction(self) -> float:
         """Share of the epoch that was given so far."""
         return min(1.0, self.consumed / self._n_samples)
+
+    def facts(self) -> dict[str, Any]:
+        """All that decides about the order; see `TrainLoader`."""
+        weights = None if self._weights is None else zlib.crc32(self._weights.tobytes())
+        return {
+            "uneven": self._uneven,
+            "number of samples": self._n_samples,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self._shuffle,
+            "checksum of weights": weights,
+            "epoch": self.epoch,
+        }
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch; after `load_state_dict`, what was left of it."""

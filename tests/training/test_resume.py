@@ -61,8 +61,9 @@ def test_interrupted_three_times_it_ends_bit_by_bit_where_it_would_have(
     expected, found = (json.loads((folder / "ended.json").read_text()) for folder in (through, stopped))
     assert found == expected
     assert len({rank["digest"] for rank in found["ranks"]}) == 1
-    # Each rank draws other random numbers than the others.
+    # Each rank draws other random numbers than the others while it trains, and the same afterwards.
     assert len({tuple(rank["drawn"]) for rank in found["ranks"]}) == ranks
+    assert len({tuple(rank["drawn afterwards"]) for rank in found["ranks"]}) == 1
     assert [json.loads(line)["epoch"] for line in (stopped / "run" / "epochs.jsonl").read_text().splitlines()] == [
         1,
         2,

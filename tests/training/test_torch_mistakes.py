@@ -123,3 +123,72 @@ def test_single_is_one_process(tmp_path: Path) -> None:
     ended = run_world(2, "digits", "--strategy", "single")
     assert ended.status == 2
     assert ended.err.count('strategy "single" is one process, but 2 ranks were started') == 1
+
+
+UNLIKE = """
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
+from tests.training.scenarios import perceptron, samples
+world = ht.init()
+model = perceptron()
+model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+other = world.rank == 1
+
+def told(name, train, own_loop=False, **options):
+    try:
+        if own_loop:
+            ht.Checkpoints(model, optimizer, train, folder=False).resume()
+        else:
+            ht.fit(model, optimizer, nn.CrossEntropyLoss(), train, checkpoints=False, **{"epochs": 1, **options})
+        lines.append(f"{name} went on")
+    except UserError as error:
+        lines.append(f"{name} {error.agreed} {error}")
+
+lines = []
+data = samples(16, 1)
+for own_loop in (False, True):
+    peeked = ht.loader(data, 2)
+    if world.rank == 0:
+        next(iter(peeked))
+    told("peeked", peeked, own_loop)
+    told("seeds", ht.loader(data, 2, seed=world.rank), own_loop)
+told("lengths", ht.loader(samples(16 + 4 * other, 1), 2))
+told("batches", ht.loader(data, 2 + other))
+told("weights", ht.loader(data, 2, weights=[1.0 + other] * 8 + [1.0] * 8))
+told("kinds", ht.loader(data, 2, uneven="pad" if other else "drop"))
+told("epochs", ht.loader(data, 2), epochs=1 + other)
+told("accumulated", ht.loader(data, 2), accumulate=1 + other)
+both = ht.loader(data, 2)
+next(iter(both))
+told("both", both)
+told("join", ht.loader(samples(16 + 4 * other, 1), 2, uneven="join", seed=world.rank))
+for line in sum(ht.gather_objects(lines), []):
+    if world.rank == 0:
+        print(line)
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_that_would_train_on_different_orders_are_told_what_differs(tmp_path: Path) -> None:
+    script = tmp_path / "unlike.py"
+    script.write_text(UNLIKE)
+    ended = run_world(2, script, options=["--launcher", "local"])
+    assert ended.status == 0, ended.err
+    told = ended.out.splitlines()
+    expected = {
+        "peeked": "epoch is 2 on rank 0 but 1 on rank 1",
+        "seeds": "seed is 0 on rank 0 but 1 on rank 1",
+        "lengths": "number of samples is 16 on rank 0 but 20 on rank 1",
+        "batches": "batch_size is 2 on rank 0 but 3 on rank 1",
+        "weights": "checksum of weights is",
+        "kinds": "uneven is drop on rank 0 but pad on rank 1",
+        "epochs": "epochs is 1 on rank 0 but 2 on rank 1",
+        "accumulated": "accumulate is 1 on rank 0 but 2 on rank 1",
+    }
+    for name, what in expected.items():
+        lines = [line for line in told if line.startswith(f"{name} ")]
+        assert len(lines) == (4 if name in ("peeked", "seeds") else 2), told
+        assert all(line.startswith(f"{name} True {what}") for line in lines), lines
+    assert [told.count(f"{name} went on") for name in ("both", "join")] == [2, 2]
