@@ -18,10 +18,11 @@ def refuse_unlike(facts: dict[str, Any]) -> None:
     for name in first:
         for rank, other in enumerate(others, 1):
             if other.get(name) != first[name]:
+                told = f"{name} is {first[name]} on rank 0 but {other.get(name)} on rank {rank}"
                 raise agreed(
                     UserError(
-                        f"{name} is {first[name]} on rank 0 but {other.get(name)} on rank {rank}: the ranks would not share out one "
-                        "order, in as many steps. Give all ranks the same arguments and data. Every iteration of a loader is an "
-                        "epoch, also one that is broken off: to look at a batch, let all ranks do it"
+                        f"{told}: the ranks would not share out one order, in as many steps. Give all ranks the same arguments and "
+                        "data. Every iteration of a loader is an epoch, also one that is broken off: to look at a batch, let all "
+                        "ranks do it"
                     )
                 )

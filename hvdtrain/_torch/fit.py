@@ -23,7 +23,7 @@ from hvdtrain._torch.start import strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain._torch.trainer import Loss, Trainer
 from hvdtrain.checkpoint import Store
-from hvdtrain.errors import Diverged, UserError
+from hvdtrain.errors import Diverged, UserError, agreed
 from hvdtrain.own_folder import own_folder, place
 from hvdtrain.record import Epoch, EpochLog
 
@@ -90,6 +90,7 @@ def fit(
         raise UserError(
             "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
         )
+    _refuse_another(model, synchronizer)
     _refuse(loss, train, epochs, accumulate, clip_norm)
     refuse_unlike({"epochs": epochs, "accumulate": accumulate, **train.facts()})
     early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
@@ -155,6 +156,17 @@ def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]
             entry = trainer.diverged()
             log.append(dataclasses.replace(entry, epoch=entry.epoch + shift))
         raise
+
+
+def _refuse_another(model: nn.Module, synchronizer: Synchronizer) -> None:
+    """A model around which no DDP averages gradients, or another one does."""
+    if synchronizer.ddp is not None and all(part is not synchronizer.ddp for part in model.modules()):
+        raise agreed(
+            UserError(
+                "the model is not the one that distribute() returned for this optimizer, so DDP would not average its gradients: "
+                "write model, optimizer = ht.distribute(model, optimizer), and give fit both"
+            )
+        )
 
 
 def _refuse(loss: Loss, train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:

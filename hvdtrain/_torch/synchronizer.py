@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from hvdtrain._torch.agreement import agree_to_stop, agreed_stop, own_stop
 from hvdtrain._torch.clock import Clock
 from hvdtrain._torch.exchange import Exchange, Message
 from hvdtrain._torch.start import broadcast_tensors, session, world
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, agreed
 
 #: What torch's schedulers keep in parameter groups beside the rate.
 _RATES = {"initial_lr", "max_lr", "min_lr", "swa_lr"}
@@ -132,6 +132,21 @@ class Synchronizer:
                 "distribute(): gradients are averaged for one optimizer only. Step the later one, or leave these out of it"
             )
 
+    def _refuse_outside_ddp(self, ddp: DistributedDataParallel) -> None:
+        """DDP looked at the model when it was wrapped, and averages nothing that is trained since."""
+        averaged = cast("set[nn.Parameter]", ddp.hvdtrain)
+        outside = [parameter for parameter in self._parameters() if parameter not in averaged]
+        if outside:
+            name = self.exchange.message(outside[0]).name
+            others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+            raise agreed(
+                UserError(
+                    f"{name}{others} of this {type(self.optimizer).__name__} came to be trained after distribute(), and DDP "
+                    "averages only what was before. Call distribute() again, with a new optimizer of all that is trained now, "
+                    'and go on with the model that it returns; or take strategy "horovod"'
+                )
+            )
+
     @property
     def stop_agreed(self) -> bool:
         """All ranks know by now that one of them was asked to stop."""
@@ -167,6 +182,8 @@ class Synchronizer:
         """
         if self._lost:
             self._refuse_lost()
+        if self.ddp is not None:
+            self._refuse_outside_ddp(self.ddp)
         numbers = self._numbers()
         if world().size > 1:
             with self.clock.phase("allreduce"):

@@ -192,3 +192,65 @@ def test_ranks_that_would_train_on_different_orders_are_told_what_differs(tmp_pa
         assert len(lines) == (4 if name in ("peeked", "seeds") else 2), told
         assert all(line.startswith(f"{name} True {what}") for line in lines), lines
     assert [told.count(f"{name} went on") for name in ("both", "join")] == [2, 2]
+
+
+OUTSIDE_DDP = """
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
+from tests.training.scenarios import perceptron, samples
+world = ht.init("ddp")
+train, loss = ht.loader(samples(16, 1), 2), nn.CrossEntropyLoss()
+
+def made(frozen=False):
+    model = perceptron()
+    model[0].requires_grad_(not frozen)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, *ht.distribute(model, optimizer)
+
+def told(name, call):
+    try:
+        call()
+        said = "went on"
+    except UserError as error:
+        said = f"{error.agreed} {error}"
+    for line in ht.gather_objects(f"{name} {said}"):
+        if world.rank == 0:
+            print(line)
+
+plain, model, optimizer = made(frozen=True)
+ht.fit(model, optimizer, loss, train, epochs=1)
+plain[0].requires_grad_(True)
+told("unfrozen", lambda: ht.fit(model, optimizer, loss, train, epochs=1))
+model, again = ht.distribute(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+told("again", lambda: ht.fit(model, again, loss, train, epochs=1))
+_, model, optimizer = made()
+factor = nn.Parameter(torch.ones(5))
+optimizer.add_param_group({"params": [factor]})
+told("added", lambda: ht.fit(model, optimizer, lambda output, y: loss(output * factor, y), train, epochs=1))
+plain, model, optimizer = made()
+told("plain", lambda: ht.fit(plain, optimizer, loss, train, epochs=1))
+told("wrapped", lambda: ht.fit(nn.Sequential(model), optimizer, loss, train, epochs=1))
+"""
+
+
+@pytest.mark.ranks
+def test_what_ddp_does_not_average_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "outside.py"
+    script.write_text(OUTSIDE_DDP)
+    ended = run_world(2, script, options=["--launcher", "local"], patience=60)
+    assert ended.status == 0, ended.err
+    told = [
+        line for line in ended.out.splitlines() if line.split()[0] in ("unfrozen", "again", "added", "plain", "wrapped")
+    ]
+    expected = [
+        "unfrozen True 0.weight and 1 more of this SGD came to be trained after distribute(), and DDP averages only what was",
+        "again went on",
+        "added True unnamed.4 of this SGD came to be trained after",
+        "plain True the model is not the one that distribute() returned",
+        "wrapped went on",
+    ]
+    assert len(told) == 2 * len(expected)
+    for number, start in enumerate(expected):
+        assert all(line.startswith(start) for line in told[2 * number : 2 * number + 2]), told
