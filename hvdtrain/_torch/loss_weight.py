@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from hvdtrain._torch.start import sum_over_ranks
+from hvdtrain._torch.start import sum_over_ranks, world
 from hvdtrain.errors import UserError
 
 #: Of a batch's target: what its mean loss was divided by.
 Weigh = Callable[[Any], float]
 _FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
+_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 class LossWeight:
@@ -33,6 +35,8 @@ class LossWeight:
     """
 
     def __init__(self, loss: Any, weigh: Weigh | None = None) -> None:
+        if weigh is None and world().rank == 0:
+            _warn_of_own_forward(loss)
         self._loss = loss
         self._weigh = weigh
         self._unit: float | None = None
@@ -93,9 +97,26 @@ def adds_up(loss: Any) -> bool:
     return bool(given == "sum")
 
 
+def _as_its_parent(loss: nn.Module) -> bool:
+    """Does it compute what torch's cross entropy or negative log-likelihood does? One that descends from them may not."""
+    return type(loss).forward in [each.forward for each in _MODULES]
+
+
+def _warn_of_own_forward(loss: Any) -> None:
+    """What was made of a loss that is known may still divide by what that one does, and nobody can tell."""
+    if isinstance(loss, _MODULES) and not _as_its_parent(loss) and (loss.weight is not None or loss.ignore_index >= 0):
+        warnings.warn(
+            f"{type(loss).__name__} computes a loss of its own, so each batch counts for its samples. If it divides by class "
+            "weights or by what is not ignored, say so with loss_weight=",
+            stacklevel=4,
+        )
+
+
 def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:
     """Class weights and the ignored class of a loss that divides by what they leave."""
-    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+    if isinstance(loss, _MODULES):
+        if not _as_its_parent(loss):
+            return None  # it may divide by anything
         return (loss.weight, loss.ignore_index) if loss.reduction == "mean" else None
     function, options = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
     if function not in _FUNCTIONS or options.get("reduction", "mean") != "mean":

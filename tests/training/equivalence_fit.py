@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import hvdtrain.torch as ht
 from hvdtrain import lr
 from hvdtrain.record import Epoch
-from tests.training.scenarios import CLASSES, TOKENS, convolution, perceptron, samples, tokens
+from tests.training.scenarios import CLASSES, TOKENS, Focal, convolution, perceptron, samples, tokens
 
 State = dict[str, torch.Tensor]
 KEYS = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "samples", "lr", "grad_norm")
@@ -36,6 +36,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int]] = {
     "fit_class_of_no_weight": ({}, 98),
     "fit_ignored_class": ({"accumulate": 2, "clip_norm": 0.1}, 101),
     "fit_padding": ({"accumulate": 3}, 106),
+    "fit_focal": ({}, 101),
     "fit_loss_weight": ({"loss_weight": lambda target: (target >= 0).sum()}, 101),
 }
 
@@ -51,6 +52,7 @@ LOSSES: dict[str, Any] = {
     "fit_class_of_no_weight": nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])),
     "fit_ignored_class": functools.partial(nn.functional.cross_entropy, ignore_index=1),
     "fit_padding": nn.CrossEntropyLoss(),
+    "fit_focal": Focal(weight=torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0])),
     "fit_loss_weight": _mean_over_tokens,
 }
 #: Of these a sample is a row of tokens, padded with this.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,38 @@ def test_ranks_draw_alike_after_fit_and_not_within(tmp_path: Path) -> None:
     assert [ends[1][name][0] for name in ("first", "second")] == [
         [None, ends[0][name][0][1]] for name in ("first", "second")
     ]
+
+
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """The rates of so many steps of a loop of one's own."""
+    rates = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        LOSS(model(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()
+        optimizer.step()
+        rates.append(optimizer.hvdtrain.last_rate)  # type: ignore[attr-defined]
+    return rates
+
+
+@pytest.mark.parametrize("diverges", [False, True])
+def test_a_loop_after_fit_has_no_schedule_any_more(diverges: bool) -> None:
+    model, optimizer = made(perceptron())
+    number = float("nan") if diverges else 1.0
+    with pytest.raises(ht.Diverged) if diverges else nullcontext():
+        fit(model, optimizer, lambda output, target: LOSS(output, target) * number, schedule=lambda epoch: 0.5)
+    assert loop(model, optimizer, 2) == [0.1, 0.1]
+
+
+def test_a_warm_up_goes_on_in_a_loop_after_fit_and_in_the_next_fit() -> None:
+    """From the rate of one rank to that of three, over two epochs of four steps."""
+    model = perceptron()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), warmup_epochs=2)
+    optimizer.hvdtrain.scaling = 3.0
+    optimizer.param_groups[0]["lr"] = 0.3
+    train = ht.loader(samples(16, 1), 4)
+    fit(model, optimizer, train=train, epochs=1)
+    assert loop(model, optimizer, 2) == pytest.approx([0.2, 0.225])
+    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.last_rate))
+    rates: list[float] = []
+    fit(model, optimizer, train=train, epochs=1)
+    assert [*rates[1:], optimizer.hvdtrain.last_rate] == pytest.approx([0.25, 0.275, 0.3, 0.3])

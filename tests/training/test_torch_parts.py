@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.replicas import digest
 from hvdtrain.errors import UserError
 from hvdtrain.noise import NoiseScale
-from tests.training.scenarios import perceptron, samples
+from tests.training.scenarios import Focal, perceptron, samples
 
 
 @pytest.fixture(autouse=True)
@@ -381,6 +382,21 @@ def test_a_batch_weighs_what_its_mean_loss_was_divided_by() -> None:
     for other in (nn.CrossEntropyLoss(reduction="sum"), nn.MSELoss(), lambda output, target: output.sum()):
         assert LossWeight(other)(plain, 40) is None
     assert LossWeight(nn.CrossEntropyLoss())(output.softmax(1), 40) is None, "probabilities are a mean over samples"
+
+
+def test_a_loss_that_only_descends_from_one_that_is_known_weighs_as_one_of_ones_own() -> None:
+    torch.manual_seed(0)
+    model, data = perceptron(), samples(40, 1)
+    x, y = data.tensors
+    loss = Focal(weight=torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0]))
+    with pytest.warns(UserWarning, match=r"Focal .* counts for its samples.* loss_weight="):
+        found = [ht.evaluate(model, loss, ht.validation_loader(data, size))[0] for size in (7, 40)]
+    assert found == pytest.approx([loss(model(x), y).item()] * 2)
+    # Nothing to say where it is told, or where it divides by samples as likely as not.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LossWeight(loss, lambda target: 3.0)(y, 40) == 3
+        assert LossWeight(Focal())(y, 40) is None
 
 
 def test_class_weights_may_change_while_training_goes_on() -> None:
