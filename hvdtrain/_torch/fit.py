@@ -99,7 +99,6 @@ def fit(
     formats = Precision(precision, world().device)
     states: dict[str, Stateful | None] = {"scaler": formats.scaler, "early_stopping": early}
     states["schedule"] = schedule if isinstance(schedule, rates.Plateau) else None
-    synchronizer.schedule = schedule
     if train.steps is not None:
         synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or -(-train.steps // accumulate)
     saver = _saver(model, optimizer, train, checkpoints, {name: each for name, each in states.items() if each})
@@ -112,7 +111,7 @@ def fit(
     trainer.epochs_before = train.epoch - 1 - (synchronizer.epochs_done or 0.0)
     # A loader of its own begins to count at 1, and its epochs are recorded after those of the `fit` before.
     shift = max(0, _recorded - (train.epoch - 1))
-    with stop.watching(), generators.alike_afterwards():
+    with stop.watching(), generators.alike_afterwards(), synchronizer.driven(schedule):
         finished = saver.go_on()
         if finished or saver.partials:
             synchronizer.epochs_done = synchronizer.origin[1]

@@ -46,8 +46,8 @@ class Synchronizer:
         steps_per_epoch: optimizer steps in an epoch, for the warm-up; `fit` sets it.
         ddp: the wrapped model, when torch's DDP averages the gradients.
         check_every: steps between two comparisons of the replicas; 0 for never.
-        schedule: factor by epoch, set by `fit`.
-        epochs_done: epochs and fractions of one trained; None in a loop of one's own, where steps tell.
+        schedule: factor by epoch, while `fit` runs.
+        epochs_done: epochs and fractions of one trained, from the first `fit` on; None before, where steps tell.
         steps: optimizer steps made so far.
         last_rate: learning rate of the first group in the last step, warm-up included.
         clock: seconds waiting for other ranks before steps, and in the optimizer's own step.
@@ -82,6 +82,7 @@ class Synchronizer:
     #: Steps and epochs when training was resumed: a world of another size makes more or fewer steps of the same epochs.
     origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
+    _driven: bool = False
     _local_only: bool = False
     #: Parameters whose gradients are averaged for this optimizer, and what removes the hook.
     _hooked: dict[nn.Parameter, Any] = field(default_factory=dict)
@@ -162,6 +163,15 @@ class Synchronizer:
                 "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train))"
             )
         return self.origin[1] + (self.steps - self.origin[0]) / self.steps_per_epoch
+
+    @contextmanager
+    def driven(self, schedule: rates.Schedule | None) -> Iterator[None]:
+        """By `fit`, which knows where in which epoch a step is. However it ends, after it steps tell, and no schedule is left."""
+        self.schedule, self._driven = schedule, True
+        try:
+            yield
+        finally:
+            self.schedule, self._driven = None, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -299,6 +309,8 @@ class Synchronizer:
         for group, rate in zip(self.optimizer.param_groups, self._scheduled_rates, strict=True):
             group["lr"] = rate
         self.steps += 1
+        if self.epochs_done is not None and self.steps_per_epoch and not self._driven:
+            self.epochs_done += 1 / self.steps_per_epoch
         self._release()
         self.clock.stop("optimizer")
         session().progress("training", self.steps)
