@@ -27,7 +27,7 @@ def evaluate(
     """Mean loss and accuracy over all samples of `validation`, exactly, on every rank.
 
     All ranks must call it. Statistics of batch-norms are averaged over the ranks first. Accuracy is None when the output is not
-    one score per class, shape (n, classes). `loss_weight` as for `fit`.
+    one score per class, shape (n, classes), of at least two. `loss_weight` as for `fit`.
     """
     weigh = loss_weight if isinstance(loss_weight, LossWeight) else LossWeight(loss, loss_weight)
     if isinstance(precision, str):

@@ -94,6 +94,7 @@ def _is_classification(output: Any, target: Any) -> bool:
         isinstance(output, torch.Tensor)
         and isinstance(target, torch.Tensor)
         and output.ndim == 2
+        and output.shape[1] > 1  # of one column each row is largest in it
         and target.ndim == 1
         and not target.is_floating_point()
     )

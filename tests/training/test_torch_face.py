@@ -224,6 +224,23 @@ def test_regression_has_no_accuracy() -> None:
     assert history[0].val_loss is not None
 
 
+def test_one_logit_for_two_classes_has_no_accuracy() -> None:
+    """The largest of one column is always the first class."""
+    model = nn.Linear(2, 1)
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    samples = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
+    history = ht.fit(
+        model,
+        optimizer,
+        lambda output, target: nn.functional.binary_cross_entropy_with_logits(output[:, 0], target.float()),
+        ht.loader(samples, 4),
+        ht.validation_loader(samples, 4),
+        epochs=1,
+    )
+    assert (history[0].train_acc, history[0].val_acc) == (None, None)
+    assert history[0].val_loss is not None
+
+
 def test_a_loop_of_ones_own_records_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ht.record_epoch(1, samples=10, seconds=1.0)  # without a run folder: nothing happens
     monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
