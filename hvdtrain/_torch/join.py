@@ -43,6 +43,7 @@ class JoinLoader:
         self._batches = 0
         self._skip = 0
         self._under_way = self._broken_off = False
+        self._flight: Flight | None = None
         self._iterable = isinstance(dataset, IterableDataset)
         if not self._iterable and len(cast(Sized, dataset)) == 0:
             raise _nothing()
@@ -95,9 +96,12 @@ class JoinLoader:
 
     def _steps(self, own: Iterator[Any], last: Any) -> Iterator[Any]:
         """Batches until all ranks are through; `last` is the one before."""
+        if self._flight is not None:
+            # An epoch was broken off: a slow rank may not yet have told what it would have brought next.
+            self._told(None)
         upcoming = next(own, None)
-        flight = self._tell(upcoming)
-        while total := self._told(flight, upcoming):
+        self._tell(upcoming)
+        while total := self._told(upcoming):
             current, samples = upcoming, samples_of(upcoming)
             if current is None:
                 current = last
@@ -105,25 +109,26 @@ class JoinLoader:
                 raise _nothing()
             last = current
             upcoming = next(own, None)
-            flight = self._tell(upcoming)
+            self._tell(upcoming)
             self.samples, self.union, self.weight = samples, total, samples * world().size / total
             self._consumed += total
             self._batches += samples > 0
             stand_in.given(samples)
             yield current
 
-    def _tell(self, batch: Any) -> Flight | None:
+    def _tell(self, batch: Any) -> None:
         """Begin to tell the others how many samples this rank brings to the next step."""
         if world().size == 1:
-            return None
+            return
         count = torch.tensor([float(samples_of(batch))], dtype=torch.float64)
-        return collectives().start_allreduce(count, "samples of the next step", average=False)
+        self._flight = collectives().start_allreduce(count, "samples of the next step", average=False)
 
-    def _told(self, flight: Flight | None, batch: Any) -> int:
+    def _told(self, batch: Any) -> int:
         """Samples of all ranks in the next step."""
-        if flight is None:
+        if self._flight is None:
             return samples_of(batch)
         with session().waiting():
+            flight, self._flight = self._flight, None
             return int(collectives().wait(flight).item())
 
     def _own(self, number: int) -> tuple[Iterator[Any], int]:

@@ -254,3 +254,39 @@ def test_what_ddp_does_not_average_is_refused(tmp_path: Path) -> None:
     assert len(told) == 2 * len(expected)
     for number, start in enumerate(expected):
         assert all(line.startswith(start) for line in told[2 * number : 2 * number + 2]), told
+
+
+BROKEN_OFF = """
+import time
+import torch
+from torch.utils.data import IterableDataset
+import hvdtrain.torch as ht
+world = ht.init()
+
+class Own(IterableDataset):
+    def __iter__(self):
+        for number in range(12 - 4 * world.rank):
+            if number == 4 and world.rank == 1:
+                time.sleep(0.5)  # a file that is slow to open
+            yield number, number
+
+train = ht.loader(Own(), 2, uneven="join")
+epochs = []
+for epoch in range(4):
+    epochs.append([])
+    for step, _ in enumerate(train):
+        if step == 1 and epoch < 3:
+            break
+        epochs[-1].append(train.union)
+print("given", epochs)
+"""
+
+
+@pytest.mark.ranks
+def test_a_join_that_is_broken_off_begins_again_though_a_rank_is_slow(tmp_path: Path) -> None:
+    """The others are told what comes after a break, too, and the slow rank has not told it when the next epoch begins."""
+    script = tmp_path / "broken_off.py"
+    script.write_text(BROKEN_OFF)
+    ended = run_world(2, script, options=["--launcher", "local"], patience=60)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("given [[4], [4], [4], [4, 4, 4, 4, 2, 2]]") == 2
