@@ -6,11 +6,10 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hvdtrain import stop
@@ -19,6 +18,7 @@ from hvdtrain._torch.agreement import agreed_stop
 from hvdtrain._torch.alike import refuse_unlike
 from hvdtrain._torch.batch_norm import statistics
 from hvdtrain._torch.distribute import synchronizer_of
+from hvdtrain._torch.kept import Distributed, Stateful, as_kept, load_optimizer, plain
 from hvdtrain._torch.loader import TrainLoader
 from hvdtrain._torch.payload import AgreedCheckpointError
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
@@ -28,43 +28,6 @@ from hvdtrain.own_folder import left_behind, own_folder, place
 _VERSION = 1
 #: Between the name of a further model and that of its buffer.
 _OF = " of model: "
-
-
-class Stateful(Protocol):
-    """A scheduler, a loss scaler, and whatever else has a state to keep."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
-
-class _Distributed:
-    """A further optimizer from `distribute`, whose rates follow the number of ranks too."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self.changed: list[float] = []
-
-    @property
-    def key(self) -> int:
-        """Of the optimizer, by which schedulers know it."""
-        return id(self._optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        synchronizer = synchronizer_of(self._optimizer)
-        return {"optimizer": self._optimizer.state_dict(), "synchronizer": synchronizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.changed = synchronizer_of(self._optimizer).resume(state["synchronizer"])
-
-
-def _as_kept(state: Stateful) -> Stateful:
-    if isinstance(state, nn.Module):
-        return plain(state)  # its names do not depend on the strategy
-    if isinstance(state, Optimizer) and hasattr(state, "hvdtrain"):
-        return _Distributed(state)
-    return state
 
 
 class Checkpoints:
@@ -106,7 +69,7 @@ class Checkpoints:
         self._optimizer = optimizer
         self._synchronizer = synchronizer_of(optimizer)
         self._loader = loader
-        self._states = {name: _as_kept(state) for name, state in (states or {}).items()}
+        self._states = {name: as_kept(state) for name, state in (states or {}).items()}
         if watch:
             _watch()
         self.partials: list[dict[str, Any]] = []
@@ -227,17 +190,17 @@ class Checkpoints:
     def _restore(self, content: dict[str, Any], path: Path | None) -> int:
         try:
             self._model.load_state_dict(content["model"])
-            self._optimizer.load_state_dict(content["optimizer"])
+            load_optimizer(self._optimizer, content["optimizer"])
         except (RuntimeError, ValueError) as error:
-            raise AgreedCheckpointError(
-                f"checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}). "
-                "To train from the start, move its folder away"
-            ) from None
+            raise _of_another("model or optimizer", path, error) from None
         changed = {id(self._optimizer): self._synchronizer.resume(content["synchronizer"])}
         present = {name: state for name, state in self._states.items() if name in content["states"]}
         for name, state in present.items():
-            state.load_state_dict(content["states"][name])
-            if isinstance(state, _Distributed):
+            try:
+                state.load_state_dict(content["states"][name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise _of_another(f'"{name}"', path, error) from None
+            if isinstance(state, Distributed):
                 changed[state.key] = state.changed
         for state in present.values():
             _rescale_scheduler(state, changed)
@@ -275,6 +238,14 @@ class Checkpoints:
         raise stopped(self.save(epoch, score, **details), self._synchronizer.steps)
 
 
+def _of_another(what: str, path: Path | None, error: Exception) -> AgreedCheckpointError:
+    """Of a script that was changed since."""
+    told = f"KeyError: {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    return AgreedCheckpointError(
+        f"checkpoint {path} is of another {what} ({told}). To train from the start, move its folder away"
+    )
+
+
 def stopped(path: Path | None, step: int) -> stop.Stopped:
     """What all ranks raise after an agreed stop."""
     left = f"checkpoint {path}" if path is not None else "no checkpoint, for there is no folder for one"
@@ -296,15 +267,6 @@ def _watch() -> None:
     if not _watched:
         stop.watch_always()
         _watched = True
-
-
-def plain(model: nn.Module) -> nn.Module:
-    """The user's module, out of DDP and torch.compile."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    compiled_from = getattr(model, "_orig_mod", model)
-    assert isinstance(compiled_from, nn.Module)
-    return compiled_from
 
 
 def _rescale_scheduler(state: Stateful, changed: Mapping[int, list[float]]) -> None:

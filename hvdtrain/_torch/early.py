@@ -35,7 +35,6 @@ class EarlyStopping:
 
     def reset(self) -> None:
         """A training begins."""
-        self.stopped = False
         self._best = -math.inf
         self._waited = 0
 
@@ -53,13 +52,17 @@ class EarlyStopping:
             self._best, self._waited = score, 0
         else:
             self._waited += 1
-        self.stopped = self._waited > self.patience
         return self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Has the metric not improved for longer than is accepted now? An earlier run may have accepted less."""
+        return self._waited > self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
-        return {"best": self._best, "waited": self._waited, "stopped": self.stopped}
+        return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`."""
-        self._best, self._waited, self.stopped = state["best"], state["waited"], state["stopped"]
+        self._best, self._waited = state["best"], state["waited"]

@@ -14,8 +14,9 @@ from hvdtrain import lr as rates
 from hvdtrain import record, stop
 from hvdtrain._torch import generators
 from hvdtrain._torch.alike import refuse_unlike
-from hvdtrain._torch.checkpoints import Checkpoints, Stateful
+from hvdtrain._torch.checkpoints import Checkpoints
 from hvdtrain._torch.early import EarlyStopping
+from hvdtrain._torch.kept import Stateful
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
 from hvdtrain._torch.loss_weight import LossWeight, Weigh, adds_up
 from hvdtrain._torch.precision import Precision

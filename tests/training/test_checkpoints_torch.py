@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 import hvdtrain.torch as ht
+from hvdtrain import own_folder
+from hvdtrain.checkpoint import CheckpointError, Store
 from tests.training.scenarios import samples
 from tests.worlds import Ended, run_world
 
@@ -137,3 +140,85 @@ def test_one_folder_is_one_trainings_and_false_is_none(
         ):
             assert checkpoints.resume() == 0
     assert ht.Checkpoints(model, optimizer, folder=False).store is None
+
+
+def _saved_then_resumed(folder: Path, first: dict[str, Any], second: dict[str, Any]) -> int:
+    """By two scripts that make optimizer and states in different ways: `{"optimizer": ..., "name of a state": ...}`."""
+    import torch
+
+    ht.init()
+    for script in (first, second):
+        model = torch.nn.Linear(2, 2)
+        model, optimizer = ht.distribute(model, script.get("optimizer", torch.optim.SGD)(model.parameters(), lr=0.01))
+        states = {name: make(optimizer) for name, make in script.items() if name != "optimizer"}
+        # Another training of this process would have another folder.
+        checkpoints = ht.Checkpoints(model, optimizer, folder=False, states=states)
+        checkpoints.store = Store(folder)
+        epoch = checkpoints.resume()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        checkpoints.save(1)
+    return epoch
+
+
+def _distributed(kind: str) -> Any:
+    import torch
+
+    def make(_: Any) -> Any:
+        model = torch.nn.Linear(2, 2)
+        return ht.distribute(model, getattr(torch.optim, kind)(model.parameters(), lr=0.01))[1]
+
+    return make
+
+
+def _changes() -> dict[str, tuple[dict[str, Any], dict[str, Any], str]]:
+    import torch
+    from torch.optim import lr_scheduler as schedulers
+
+    def several(optimizer: Any) -> Any:
+        parts: list[Any] = [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
+        return schedulers.SequentialLR(optimizer, parts, [2])
+
+    sgd, adam = torch.optim.SGD, torch.optim.AdamW
+    return {
+        "optimizer": ({"optimizer": sgd}, {"optimizer": adam}, "another model or optimizer (it has no betas"),
+        "back": ({"optimizer": adam}, {"optimizer": sgd}, "another model or optimizer (it has no"),
+        "of_judge": ({"of_judge": _distributed("SGD")}, {"of_judge": _distributed("Adam")}, 'another "of_judge" (it has no betas'),
+        "judge": ({"judge": lambda _: torch.nn.Linear(2, 2)}, {"judge": lambda _: torch.nn.Linear(2, 3)}, 'another "judge" (Error'),
+        "scheduler": ({"scheduler": lambda o: schedulers.StepLR(o, 1)}, {"scheduler": several}, 'another "scheduler" (KeyError'),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["optimizer", "back", "of_judge", "judge", "scheduler"])
+def test_a_checkpoint_of_a_script_that_was_changed_says_of_what_it_is(change: str, tmp_path: Path) -> None:
+    first, second, told = _changes()[change]
+    with pytest.raises(CheckpointError, match=re.escape(f"is of {told}") + ".* To train from the start, move"):
+        _saved_then_resumed(tmp_path / "kept", first, second)
+
+
+def test_guard_a_scheduler_made_after_the_checkpoint_was_read_is_no_other_optimizer(tmp_path: Path) -> None:
+    import torch
+
+    one_cycle = {"scheduler": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10)}
+    assert _saved_then_resumed(tmp_path / "kept", one_cycle, {}) == 1
+    assert _saved_then_resumed(tmp_path / "kept2", {}, one_cycle) == 1
+
+
+def test_more_patience_goes_on_where_less_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    ht.init()
+    lengths = []
+    for patience in (1, 3, 2):
+        model = torch.nn.Linear(8, 5)
+        torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        train, validation = ht.loader(samples(8, 1), 4), ht.validation_loader(samples(8, 1), 4)
+        folder = tmp_path / "kept"
+        monkeypatch.setattr(own_folder, "_given", {})  # as in a process of its own
+        history = ht.fit(
+            model, optimizer, torch.nn.CrossEntropyLoss(), train, validation,
+            epochs=9, early_stopping=patience, checkpoints=folder,
+        )  # fmt: skip
+        lengths.append(len(history))
+    assert lengths == [3, 5, 5]

@@ -1,0 +1,70 @@
+"""What a checkpoint keeps, as it is kept: models without a wrapper, and optimizers that fit the state they are given."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hvdtrain._torch.distribute import synchronizer_of
+
+
+class Stateful(Protocol):
+    """A scheduler, a loss scaler, and whatever else has a state to keep."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class Distributed:
+    """A further optimizer from `distribute`, whose rates follow the number of ranks too."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.changed: list[float] = []
+
+    @property
+    def key(self) -> int:
+        """Of the optimizer, by which schedulers know it."""
+        return id(self._optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        synchronizer = synchronizer_of(self._optimizer)
+        return {"optimizer": self._optimizer.state_dict(), "synchronizer": synchronizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_optimizer(self._optimizer, state["optimizer"])
+        self.changed = synchronizer_of(self._optimizer).resume(state["synchronizer"])
+
+
+def as_kept(state: Stateful) -> Stateful:
+    if isinstance(state, nn.Module):
+        return plain(state)  # its names do not depend on the strategy
+    if isinstance(state, Optimizer) and hasattr(state, "hvdtrain"):
+        return Distributed(state)
+    return state
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load its state, of which torch itself only compares the shape of the parameter groups.
+
+    Raises:
+        ValueError: it is that of an optimizer of another shape or kind.
+    """
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        missing = sorted(optimizer.defaults.keys() - group.keys())
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)} for {type(optimizer).__name__}")
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The user's module, out of DDP and torch.compile."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    compiled_from = getattr(model, "_orig_mod", model)
+    assert isinstance(compiled_from, nn.Module)
+    return compiled_from
