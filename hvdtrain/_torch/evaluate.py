@@ -12,8 +12,9 @@ from hvdtrain._torch.batch_norm import average_statistics
 from hvdtrain._torch.loader import ValidationLoader
 from hvdtrain._torch.loss_weight import LossWeight, Weigh
 from hvdtrain._torch.meter import Meter
+from hvdtrain._torch.mistakes import refuse_for_validation
 from hvdtrain._torch.precision import Precision
-from hvdtrain._torch.rows import samples_of
+from hvdtrain._torch.rows import pair, samples_of
 from hvdtrain._torch.start import session, world
 
 
@@ -29,6 +30,7 @@ def evaluate(
     All ranks must call it. Statistics of batch-norms are averaged over the ranks first. Accuracy is None when the output is not
     one score per class, shape (n, classes), of at least two. `loss_weight` as for `fit`.
     """
+    refuse_for_validation(validation)
     weigh = loss_weight if isinstance(loss_weight, LossWeight) else LossWeight(loss, loss_weight)
     if isinstance(precision, str):
         precision = Precision(precision, world().device)
@@ -40,7 +42,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in validation:
-                _, target = batch
+                _, target = pair(batch)
                 samples = samples_of(target)
                 counts = weigh(target, samples)
                 input, target = moved(batch, world().device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,19 @@ from torch.optim import Optimizer
 
 from hvdtrain import lr as rates
 from hvdtrain import record, stop
-from hvdtrain._torch import generators
+from hvdtrain._torch import generators, mistakes
 from hvdtrain._torch.alike import refuse_unlike
 from hvdtrain._torch.checkpoints import Checkpoints
 from hvdtrain._torch.early import EarlyStopping
 from hvdtrain._torch.kept import Stateful
 from hvdtrain._torch.loader import TrainLoader, ValidationLoader
-from hvdtrain._torch.loss_weight import LossWeight, Weigh, adds_up
+from hvdtrain._torch.loss_weight import LossWeight, Weigh
 from hvdtrain._torch.precision import Precision
-from hvdtrain._torch.start import strategy, world
+from hvdtrain._torch.start import world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain._torch.trainer import Loss, Trainer
 from hvdtrain.checkpoint import Store
-from hvdtrain.errors import Diverged, UserError, agreed
+from hvdtrain.errors import Diverged, UserError
 from hvdtrain.own_folder import own_folder, place
 from hvdtrain.record import Epoch, EpochLog
 
@@ -91,10 +90,14 @@ def fit(
         raise UserError(
             "fit needs the optimizer from hvdtrain.torch.distribute(): a plain one trains each rank by itself"
         )
-    _refuse_another(model, synchronizer)
-    _refuse(loss, train, epochs, accumulate, clip_norm)
-    refuse_unlike({"epochs": epochs, "accumulate": accumulate, **train.facts()})
     early = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
+    mistakes.refuse_another_model(model, synchronizer.ddp)
+    mistakes.refuse_loaders(train, validation)
+    mistakes.refuse_numbers(epochs, accumulate, clip_norm)
+    mistakes.refuse_sum(loss, accumulate)
+    mistakes.refuse_accumulated_join(train, accumulate)
+    mistakes.refuse_decisions(schedule, early, validation)
+    refuse_unlike({"epochs": epochs, "accumulate": accumulate, **train.facts()})
     if early is not None:
         early.reset()  # another `fit` may have had it
     formats = Precision(precision, world().device)
@@ -156,35 +159,6 @@ def _epoch(trainer: Trainer, log: EpochLog | None, partials: list[dict[str, Any]
             entry = trainer.diverged()
             log.append(dataclasses.replace(entry, epoch=entry.epoch + shift))
         raise
-
-
-def _refuse_another(model: nn.Module, synchronizer: Synchronizer) -> None:
-    """A model around which no DDP averages gradients, or another one does."""
-    if synchronizer.ddp is not None and all(part is not synchronizer.ddp for part in model.modules()):
-        raise agreed(
-            UserError(
-                "the model is not the one that distribute() returned for this optimizer, so DDP would not average its gradients: "
-                "write model, optimizer = ht.distribute(model, optimizer), and give fit both"
-            )
-        )
-
-
-def _refuse(loss: Loss, train: TrainLoader, epochs: int, accumulate: int, clip_norm: float | None) -> None:
-    if adds_up(loss) and (world().size > 1 or accumulate > 1):
-        raise UserError(
-            'the loss adds up a batch (reduction="sum"), but those of several ranks or accumulated ones are averaged: training '
-            "would depend on how many they are. Take the mean, with a learning rate as many times larger as the batch has samples"
-        )
-    if epochs < 1:
-        raise UserError(f"epochs={epochs}: train for at least one")
-    if accumulate < 1:
-        raise UserError(f"accumulate={accumulate}: a step has at least one batch")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise UserError(f"clip_norm={clip_norm} must be a positive number")
-    if accumulate > 1 and train.steps is None and strategy() == "ddp":
-        raise UserError(
-            'accumulate with uneven="join" needs strategy "horovod": DDP must know before the last batch that it is one'
-        )
 
 
 def _saver(

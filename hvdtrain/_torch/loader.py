@@ -234,9 +234,9 @@ def loader(
         UserError: the data set is empty, or smaller than one step with `drop`; an option that does not exist, or would change
             the order.
     """
-    _refuse(options)
-    if batch_size < 1:
-        raise UserError(f"a batch has at least one sample, not {batch_size}")
+    _refuse(options, batch_size)
+    if seed < 0:
+        raise UserError(f"seed={seed}: take 0 or more")
     if uneven not in ("pad", "drop", "join"):
         raise UserError(f'uneven="{uneven}" is not one of "pad", "drop", "join"')
     if uneven == "join":
@@ -261,9 +261,14 @@ def validation_loader(dataset: Dataset[Any], batch_size: int, **options: Any) ->
         options: passed to `torch.utils.data.DataLoader` (num_workers, pin_memory, ...).
 
     Raises:
-        UserError: an option that does not exist, or would change the order.
+        UserError: the data set is empty or has no length; an option that does not exist, or would change the order.
     """
-    _refuse(options)
+    _refuse(options, batch_size)
+    if isinstance(dataset, IterableDataset):
+        raise UserError(
+            f"{type(dataset).__name__} is an IterableDataset: nobody knows its length nor can share it out. For validation give a "
+            "data set with a length, such as list(dataset), the same on every rank"
+        )
     return ValidationLoader(dataset, batch_size, options)
 
 
@@ -280,8 +285,10 @@ _ORDER = {
 _NAMED = ("self", "dataset", "batch_size")
 
 
-def _refuse(options: dict[str, Any]) -> None:
+def _refuse(options: dict[str, Any], batch_size: int) -> None:
     """What DataLoader would refuse in words that lead nowhere."""
+    if batch_size < 1:
+        raise UserError(f"a batch has at least one sample, not {batch_size}")
     legal = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in (*_NAMED, *_ORDER)]
     for name in options:
         if name in _ORDER:

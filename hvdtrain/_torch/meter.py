@@ -30,7 +30,12 @@ class Meter:
         self._finite = True
 
     def add(self, loss: torch.Tensor, samples: int, weight: float | None = None) -> None:
-        """The mean loss of a batch, of which `samples` count, and what it weighs if not as many."""
+        """The mean loss of a batch, of which `samples` count, and what it weighs if not as many.
+
+        Raises:
+            UserError: it is not one number.
+        """
+        _refuse_other_than_a_mean(loss)
         self._batches += 1
         self.samples += samples
         weight = samples if weight is None else weight
@@ -87,6 +92,16 @@ class Meter:
         self._hits = sum(state["hits"] for state in states)
         self.samples = sum(state["samples"] for state in states)
         self._classified = all(state["classified"] for state in states)
+
+
+def _refuse_other_than_a_mean(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise UserError(f"the loss gave a {type(loss).__name__}: it must be a tensor, computed from the model's output")
+    if loss.numel() != 1:
+        raise UserError(
+            f'the loss gave a loss for each of several samples or parts (reduction="none"?), shape {tuple(loss.shape)}, not one '
+            "number for the batch. Take the mean"
+        )
 
 
 def _is_classification(output: Any, target: Any) -> bool:

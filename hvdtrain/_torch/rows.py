@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from hvdtrain.errors import UserError
+
 
 class Rows(Dataset[Any]):
     """What `torch.utils.data.default_collate` makes of the samples, bit by bit, for a data set of which `are_in` says so."""
@@ -66,6 +68,26 @@ def samples_of(batch: Any) -> int:
         parts = batch.values() if isinstance(batch, Mapping) else batch
         return next((samples for part in parts if (samples := samples_of(part))), 0)
     return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (str, bytes)) else 0
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Input and target of a batch.
+
+    Raises:
+        UserError: it is made of something else.
+    """
+    if not isinstance(batch, (torch.Tensor, Mapping)):
+        try:
+            input, target = batch
+        except (TypeError, ValueError):
+            pass
+        else:
+            return input, target
+    parts = f" of {len(batch)}" if isinstance(batch, (list, tuple)) else ""
+    raise UserError(
+        f"fit and evaluate take batches of (input, target), not a {type(batch).__name__}{parts}: let the data set, or a "
+        "collate_fn, give ((a, b), target) for a model of several inputs, (input, (a, b)) for a loss of several targets"
+    )
 
 
 def leaves(value: Any) -> Iterator[torch.Tensor]:

@@ -22,7 +22,7 @@ from hvdtrain._torch.loader import TrainLoader, ValidationLoader
 from hvdtrain._torch.loss_weight import LossWeight
 from hvdtrain._torch.meter import Meter
 from hvdtrain._torch.precision import Precision
-from hvdtrain._torch.rows import leaves
+from hvdtrain._torch.rows import leaves, pair
 from hvdtrain._torch.start import world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import Diverged
@@ -145,7 +145,7 @@ class Trainer:
             clock.start("data")
             batch = next(batches, None)
             if batch is not None:
-                _, target = batch
+                _, target = pair(batch)
                 counts = self.loss_weight(target, self.train.samples)
                 input, target = moved(batch, world().device)
             clock.stop("data")

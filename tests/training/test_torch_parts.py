@@ -211,12 +211,21 @@ def test_weights_decide_how_often_samples_come() -> None:
         ({"weights": [1.0] * 10, "uneven": "join"}, "data that all ranks share"),
         ({"sampler": [1, 2]}, "sampler= is not for this loader: .* take weights="),
         ({"drop_last": True}, 'take uneven="drop"'),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": -1, "uneven": "join"}, "seed=-1"),
         ({"num_worker": 2}, 'num_worker= is none of .* did you mean "num_workers"'),
     ],
 )
 def test_options_that_a_loader_cannot_have_are_explained(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         ht.loader(Tasks(), 4, **options)
+
+
+def test_a_validation_loader_says_what_it_cannot_share_out() -> None:
+    with pytest.raises(UserError, match=r"Stream is an IterableDataset: .* list"):
+        ht.validation_loader(Stream(), 4)
+    with pytest.raises(UserError, match="at least one sample, not 0"):
+        ht.validation_loader(samples(10, 1), 0)
 
 
 class Pair(NamedTuple):
@@ -295,15 +304,36 @@ def test_a_wrong_argument_of_fit_says_what_is_legal() -> None:
     loader = ht.loader(samples(10, 1), 4)
 
     def refused(match: str, **options: Any) -> None:
+        given = {"loss": nn.CrossEntropyLoss(), "train": loader, "epochs": 1, **options}
         with pytest.raises(UserError, match=match):
-            ht.fit(model, optimizer, nn.CrossEntropyLoss(), loader, **{"epochs": 1, **options})
+            ht.fit(model, optimizer, **given)
+        assert optimizer.hvdtrain.steps == 0
 
+    data = samples(10, 1)
+    batches = torch.utils.data.DataLoader(data, 4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     refused("epochs=0", epochs=0)
     refused('precision="fp8" is not one of fp32, bf16, fp16', precision="fp8")
     refused("accumulate=0", accumulate=0)
     refused("clip_norm=-1", clip_norm=-1.0)
     refused("val_loss, which this training does not have", early_stopping=2)
     refused("checkpoints=True", checkpoints=True)
+    refused("train is a DataLoader: .* ht.loader", train=batches)
+    refused("train is a ValidationLoader: .* ht.loader", train=ht.validation_loader(data, 4))
+    refused("validation is a Loader, .* ht.validation_loader", validation=loader)
+    refused("schedule is a StepLR, .* loop of your own", schedule=scheduler)
+    refused("higher_is_better", schedule=lr.Plateau(higher_is_better=True))
+    refused(r"a loss for each of .*shape \(4,\).* Take the mean", loss=nn.CrossEntropyLoss(reduction="none"))
+    refused("the loss gave a float", loss=lambda output, target: 0.5)
+    three = TensorDataset(*data.tensors, torch.ones(10))
+    refused(r"\(input, target\), not a list of 3: .*\(\(a, b\), target\)", train=ht.loader(three, 4))
+    refused(r"\(input, target\), not a Tensor", train=ht.loader(data.tensors[0], 2))
+    with pytest.raises(UserError, match="a loss for each"):
+        ht.evaluate(model, nn.CrossEntropyLoss(reduction="none"), ht.validation_loader(data, 4))
+    with pytest.raises(UserError, match=r"\(input, target\), not a list of 3"):
+        ht.evaluate(model, nn.CrossEntropyLoss(), ht.validation_loader(three, 4))
+    with pytest.raises(UserError, match=r"validation is a JoinLoader, .* ht.validation_loader"):
+        ht.evaluate(model, nn.CrossEntropyLoss(), ht.loader(data, 4, uneven="join"))
     with pytest.raises(UserError, match='metric="loss" is not one of val_loss'):
         ht.EarlyStopping(metric="loss")
 
