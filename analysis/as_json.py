@@ -64,7 +64,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _next_batch(group: EpochsGroup) -> Any:
     twice = 2 * float(group.batches[-1])
-    return None if len(group.batches) < 2 or group.bound(twice) else _interval(group.interval(twice))
+    return None if len(group.batches) < 2 or not group.expects(twice) else _interval(group.interval(twice))
 
 
 def _group(report: Report, part: Part) -> dict[str, Any]:

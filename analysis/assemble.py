@@ -68,11 +68,13 @@ def assemble(inputs: Inputs, asked: Asked | None = None, reference: pd.DataFrame
     for group in scaling(inputs.table):
         runs = runs_of(group, inputs.runs)
         parts.append(Part(group, title(group), machine(runs), tuple(notes(group, runs)), accuracy_curves(runs)))
-    told = {source for part in parts for source in part.group.sources}
+    told = set(inputs.table["source"])
     return Report(
         inputs=tuple(printable(str(path)) for path in inputs.paths),
         parts=tuple(parts),
-        left_out=tuple(_left_out(run) for run in inputs.runs if run.source not in told or not run.measured),
+        left_out=tuple(
+            _left_out(run) for run in inputs.runs if not (run.measured and run.n_gpus and run.source in told)
+        ),
         table=inputs.table,
         runs=inputs.runs,
         insights=gather(inputs.table, inputs.runs, asked),

@@ -42,7 +42,7 @@ def _shortened(every: Sequence[Run], own: Sequence[Run], end: int) -> list[str]:
     found = []
     if len(own) < len(every):
         found.append(
-            f"{len(every) - len(own)} of {len(every)} runs ended before epoch {end} and are not in the median curve"
+            f"{len(every) - len(own)} of {len(every)} runs have no accuracy of epoch {end} and are not in the median curve"
         )
     if further:
         found.append(f"the median curve ends at epoch {end}, beyond which {further} of {len(every)} runs went")

@@ -174,7 +174,7 @@ def _horizons(table: pd.DataFrame, bounds: Bounds | None) -> Iterator[Finding]:
         trained, twice = float(own["epochs"].max()), 2 * float(group.batches.max())
         low, middle, high = group.interval(twice)
         # Where a batch up to there has not settled, that is said of its runs.
-        if high <= trained or group.bound(twice):
+        if high <= trained or not group.expects(twice):
             continue
         yield Finding(
             "horizon",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.schema import COLUMNS, COUNTS, WORDS
+from analysis.schema import COLUMNS, COUNTS, DEVICES, WORDS
 from hvdtrain.errors import UserError
 
 #: Without these there is nothing that was measured.
@@ -15,8 +15,8 @@ _NUMBERS = (*COUNTS, "replicate")
 def completed(table: pd.DataFrame, needed: tuple[str, ...] = _NEEDED) -> pd.DataFrame:
     """`table` with every column of `analysis.schema.COLUMNS`, so that one typed into a DataFrame serves as well as one read.
 
-    An absent device is "gpu" where a GPU type is given, and an absent global batch follows from batch per rank and ranks, as
-    in a file. A table that `analysis.read` made comes back as it is.
+    An absent device is "gpu" where a GPU type is given, or the one that stands there ("cpu"), and an absent global batch follows
+    from batch per rank and ranks, as in a file. A table that `analysis.read` made comes back as it is.
 
     Raises:
         UserError: a column of `needed` is missing, or one of counts holds something else.
@@ -36,6 +36,11 @@ def completed(table: pd.DataFrame, needed: tuple[str, ...] = _NEEDED) -> pd.Data
         except (TypeError, ValueError) as error:
             raise UserError(f"column {name} of the table holds something that is no whole number ({error})") from error
     found["value"] = found["value"].astype("float64")
-    found["device"] = found["device"].fillna(found["gpu_type"].notna().map({True: "gpu", False: None}).astype("string"))
+    kind = found["gpu_type"].str.lower()
+    named = kind.isin(DEVICES)
+    found["device"] = found["device"].fillna(
+        kind.where(named, kind.notna().map({True: "gpu", False: pd.NA})).astype("string")
+    )
+    found["gpu_type"] = found["gpu_type"].mask(named)
     found["global_batch"] = found["global_batch"].fillna(found["per_gpu_batch"] * found["n_gpus"])
     return found

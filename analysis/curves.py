@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from analysis.runs import Run, accuracies
 from analysis.scaling import Spread
+from analysis.stability import SHORTEST
 
 #: Epoch number -> the replicates' accuracies (fractions of one) after it, in order of epochs.
 Curve = dict[int, Spread]
@@ -42,15 +43,18 @@ def accuracy_curves(runs: Sequence[Run]) -> dict[int, Curve]:
 def common_part(runs: Sequence[Run]) -> tuple[list[Run], int]:
     """Runs that have all their epochs in common, and the last of these, so that a curve of theirs is of the same runs everywhere.
 
-    Runs end early where they may (early stopping), and a median over those that went on jumps there. Of all choices that with
-    most epochs of accuracy in it.
+    Runs end early where they may (early stopping), and a median over those that went on jumps there. It goes as far as half of the
+    runs do; trials that are too short to be judged count where there is nothing else.
 
     Args:
-        runs: at least one, with an accuracy each.
+        runs: of one number of ranks, at least one with a finite accuracy.
     """
-    ends = [max(accuracies(run.epochs)) for run in runs]
-    end = max(sorted(set(ends)), key=lambda end: end * sum(own >= end for own in ends))
-    return [run for run, own in zip(runs, ends, strict=True) if own >= end], end
+    finite = [sum(map(math.isfinite, accuracies(run.epochs).values())) for run in runs]
+    least = SHORTEST if max(finite) >= SHORTEST else 1
+    long = [run for run, own in zip(runs, finite, strict=True) if own >= least]
+    ends = sorted(max(accuracies(run.epochs)) for run in long)
+    end = ends[(len(ends) - 1) // 2]
+    return [run for run in long if max(accuracies(run.epochs)) >= end], end
 
 
 def _spread(seen: Sequence[float]) -> Spread:

@@ -66,11 +66,20 @@ class EpochsGroup:
     bounds: tuple[tuple[float, float], ...] = ()
 
     def bound(self, batch: float) -> float:
-        """As many epochs as are known not to be enough at `batch`, since they were not at one up to there; else 0.
+        """As many epochs as are known not to be enough at `batch`, since they were not there or at a smaller one; else 0.
 
-        Of batches below the largest that is counted the counts above say more.
+        Of smaller ones below the largest that is counted the counts above say more.
         """
-        return max((epochs for own, epochs in self.bounds if self.batches[-1] < own <= batch), default=0.0)
+        return max((epochs for own, epochs in self._bounds_to(batch)), default=0.0)
+
+    def expects(self, batch: float) -> bool:
+        """Whether the laws say something of `batch`: not where runs that have not settled contradict them, there or below."""
+        bounds = self._bounds_to(batch)
+        refuted = any(epochs >= self._laws(own)[2] for own, epochs in bounds)
+        return not bounds or (not refuted and self.bound(batch) < self._laws(batch)[1])
+
+    def _bounds_to(self, batch: float) -> list[tuple[float, float]]:
+        return [(own, epochs) for own, epochs in self.bounds if own == batch or self.batches[-1] < own <= batch]
 
     def predict_law(self, law: str, batch: Floats) -> Floats:
         """Epochs at `batch` by one law of `LAWS`, least squares in logs."""
@@ -80,12 +89,17 @@ class EpochsGroup:
     def interval(self, batch: float) -> tuple[float, float, float]:
         """Low end, default law and high end for a new count of epochs at `batch`, 90 %: holds what every law says.
 
-        Above what is known not to be enough (`bound`): where that contradicts the laws, they say nothing of the high end.
+        Above what is known not to be enough (`bound`), and where that contradicts the laws (`expects`) nothing else: the default
+        law's is NaN, the high end infinite.
         """
+        low, middle, high = self._laws(batch)
+        low = max(low, self.bound(batch))
+        return (low, middle, high) if self.expects(batch) else (low, float("nan"), float("inf"))
+
+    def _laws(self, batch: float) -> tuple[float, float, float]:
         by_law = [float(self.predict_law(law, np.array([batch]))[0]) for law in LAWS]
         low, high = self._quantiles(batch)
-        low, middle, high, bound = min(low, *by_law), by_law[0], max(high, *by_law), self.bound(batch)
-        return max(low, bound), max(middle, bound), high if high > bound else float("inf")
+        return min(low, *by_law), by_law[0], max(high, *by_law)
 
     def _quantiles(self, batch: float) -> tuple[float, float]:
         """5 and 95 %: `_MIXTURE`'s laws over all slopes, each a Gaussian process around its curve with a random walk in
@@ -125,7 +139,7 @@ class EpochsFit:
         Returns:
             One row per group and batch: workload, lr_rule, global_batch, value (by E = Emin (1 + B / Bcrit)), low,
             high, status, and `by_power` and `by_log2`, the other two laws. Beyond 4 times the largest batch `refused`,
-            without a value.
+            without a value; nor is there one where runs that have not settled contradict the laws.
 
         Raises:
             UserError: a batch is not a whole number of one or more.
@@ -147,6 +161,8 @@ def predict_one(group: EpochsGroup, batch: int) -> dict[str, Any]:
     low, value, high = group.interval(float(batch))
     power, log2 = (float(group.predict_law(law, np.array([float(batch)]))[0]) for law in ("power", "log2"))
     refused = batch > FURTHEST * group.batches.max()
+    if not group.expects(float(batch)):
+        power = log2 = float("nan")
     return {
         **row,
         "value": float("nan") if refused else value,

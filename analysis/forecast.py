@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +36,7 @@ def forecasts(table: pd.DataFrame, measured_ways: Sequence[Way], bounds: Bounds 
             continue
         asked = int(2 * fit.data.n[-1])
         row = fit.predict([asked])[0]
-        if row["status"] == "refused" or math.isinf(group.interval(float(asked * batch))[2]):
+        if row["status"] == "refused" or not group.expects(float(asked * batch)):
             continue
         found.append(_way(largest[0], row, group, asked, int(batch), float(fit.data.values[-1]), fit.data.metric))
     return found

@@ -199,7 +199,7 @@ def epochs(group: EpochsGroup) -> Sheet | None:
     twice = 2 * float(group.batches[-1])
     low, middle, high = group.interval(twice)
     rows += [[f"{batch:,.0f}", f"> {epochs:g}", "measured, not settled"] for batch, epochs in group.bounds]
-    if not group.bound(twice):
+    if group.expects(twice):
         rows.append([f"{twice:,.0f}", f"{middle:.0f} ({low:.0f} to {high:.0f})", "expected"])
     noise = f" The noise scale of the runs says {number(group.bcrit_noise)}." if group.bcrit_noise else ""
     bcrit = "no critical batch in sight" if math.isinf(group.bcrit) else (

@@ -183,7 +183,10 @@ def accuracies(epochs: Iterable[Epoch]) -> dict[int, float]:
 def stable_from(epochs: Sequence[Epoch]) -> float | None:
     """The epoch from which the validation accuracy is stable; None where it is not, or too few epochs recorded it."""
     curve = accuracies(epochs)
-    return settling_epoch(list(curve.values()), list(curve)) if len(curve) >= SHORTEST else None
+    # Between few validations smoothing reaches back over many epochs.
+    if len(curve) < SHORTEST or len(curve) < len(epochs) // 2:
+        return None
+    return settling_epoch(list(curve.values()), list(curve))
 
 
 def steady_median(epochs: Iterable[Epoch], field: str) -> float | None:

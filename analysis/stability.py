@@ -261,6 +261,9 @@ def _notices(
     rates: Floats | None, dropped: int, tolerance: float,
 ) -> list[str]:  # fmt: skip
     found = []
+    apart = float(np.median(np.diff(numbers)))
+    if apart > 1:
+        found.append(f"validated every {apart:g} epochs: the answer is known to one or two of these, not finer")
     if dropped:
         found.append(f"{dropped} epoch{'s' if dropped > 1 else ''} without a finite accuracy left out")
     if core.band > tolerance:

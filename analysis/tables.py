@@ -39,11 +39,11 @@ def read(*paths: PathLike) -> pd.DataFrame:
     From a study come the finished cells only, each with four measurements: `throughput` (samples/s of training,
     validation not counted) and `epoch_time` (s, with validation) as medians over the epochs without the first, which
     holds warm-up; `total_time` (s, the sum over all epochs, where each from the first on was timed); `val_acc` after the
-    last epoch, where it was finite. A run of one epoch is measured by that one, and says so by `epochs` being 1. The
-    replicate is the seed. A setting that the grid varies besides the columns below is part of the workload's name:
-    `digits, width=64`; so are arguments after `--` and variables of `--env` that are not the same in all cells:
-    `digits, --width 64`. A run of one rank stands once for each learning-rate rule of its study, because all are the same
-    there.
+    last epoch that was validated, where it was finite. A run of one epoch is measured by that one, and says so by
+    `epochs` being 1. The replicate is the seed. A setting that the grid varies besides the columns below is part of the
+    workload's name: `digits, width=64`; so are arguments after `--` and variables of `--env` that are not the same in all
+    cells: `digits, --width 64`. A run of one rank stands once for each learning-rate rule of its study, because all are the
+    same there.
 
     Args:
         paths: folders that `hvdtrain.submit` wrote, half-finished ones too; tables in CSV, long (with these columns) or

@@ -43,7 +43,9 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
     rule = "" if group.lr_rule is None else words.rule(group.lr_rule)
     counted = f"epochs to {words.counted_to(group.metric)}"
     # Where runs have not settled, these say more than the interval does.
-    batches = np.array([b for b in np.geomspace(group.batches[0], 2 * group.batches[-1], 30) if not group.bound(b)])
+    batches = np.array(
+        [b for b in np.geomspace(group.batches[0], 2 * group.batches[-1], 30) if group.expects(float(b))]
+    )
     with panel() as (figure, axes):
         ends = np.array([group.interval(float(batch)) for batch in batches])
         axes.fill_between(
@@ -60,8 +62,8 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
                       label=None if place_of else "not settled by then")  # fmt: skip
         unsettled = [least for _, least in group.bounds]
         log2_axis(axes, [*group.epochs.tolist(), *unsettled, float(ends[:, 0].min()), float(ends[:, 2].max())], counted)
-        most = max(float(2 * group.batches[-1]), *(batch for batch, _ in group.bounds), 0.0)
-        rank_axis(axes, [*group.batches.tolist(), most], "global batch (samples)")
+        every = [*group.batches.tolist(), *(batch for batch, _ in group.bounds), float(2 * group.batches[-1])]
+        rank_axis(axes, sorted(every), "global batch (samples)")
         titled(axes, "Epochs against global batch", rule)
         legend(axes, loc="upper left")
     points = ", ".join(
@@ -70,7 +72,11 @@ def epochs_plot(group: EpochsGroup, place: int = 1) -> Plot | None:
     )
     twice = float(2 * group.batches[-1])
     low, middle, high = group.interval(twice)
-    ahead = "" if group.bound(twice) else f" Expected at {twice:,.0f}: {middle:.0f}, between {low:.0f} and {high:.0f}."
+    ahead = (
+        ""
+        if not group.expects(twice)
+        else f" Expected at {twice:,.0f}: {middle:.0f}, between {low:.0f} and {high:.0f}."
+    )
     of_rule = f", {rule}" if rule else ""
     alt = f"{counted.capitalize()} against global batch{of_rule}. Measured: {points}.{ahead}"
     return Plot(numbered("epochs", place), "Epochs", alt, figure)

@@ -185,7 +185,7 @@ def test_times_of_an_epoch_and_of_a_run_are_two_figures(tmp_path: Path) -> None:
     assert drawn["time-2"].startswith("time of a whole run (s) against the number of ranks")
     assert "V100 GPUs: 1 ranks 7,000, 2 ranks 3,500, 4 ranks 1,750 s" in drawn["time-2"]
     assert "T4 GPUs: 1 ranks 36, 2 ranks 72, 4 ranks 144 epochs/h" in drawn["throughput"]
-    assert "V100 GPUs: 1 ranks 0.5143, 2 ranks 1.029, 4 ranks 2.057 runs/h" in drawn["throughput-2"]
+    assert "V100 GPUs: 1 ranks 0.514, 2 ranks 1.03, 4 ranks 2.06 runs/h" in drawn["throughput-2"]
     for name in ("time", "time-2", "throughput", "throughput-2"):
         assert ("T4" in drawn[name]) != ("V100" in drawn[name])
 

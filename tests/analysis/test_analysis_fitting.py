@@ -171,6 +171,8 @@ def test_a_table_of_a_few_columns_will_do() -> None:
     assert analysis.fit_epochs(bare).groups == ()
     typed = bare.assign(gpu_type="T4", per_gpu_batch=32.0)
     assert analysis.fit_scaling(typed).groups[0].fields["device"] == "gpu"
+    on_cpus = analysis.fit_scaling(bare.assign(gpu_type="CPU")).groups[0].fields
+    assert (on_cpus["device"], on_cpus["gpu_type"]) == ("cpu", None)
     with pytest.raises(UserError, match="column n_gpus of the table"):
         analysis.fit_scaling(bare.assign(n_gpus=["one", "two", "four"]))
 

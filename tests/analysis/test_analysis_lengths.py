@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import analysis
 from analysis.assemble import assemble
 from analysis.checks_runs import stability_of
 from analysis.plots.gallery import replicates
+from analysis.stability import epochs_to_stability
 from analysis.tables import read_inputs
 from tests.analysis.conftest import AddCell
 
@@ -67,13 +69,43 @@ def test_a_short_trial_does_not_cut_the_curves_of_the_others(add_cell: AddCell) 
         study = add_cell(2, [100.0] * length, [0.8 - 0.5 * 0.85**epoch for epoch in range(length)], seed=seed)
     found = stability_of(read_inputs([study]).runs)[2]
     assert found.epoch is not None and found.epoch > 15
-    assert found.notices == ("1 of 3 runs ended before epoch 40 and are not in the median curve",)
+    assert found.notices == ("1 of 3 runs have no accuracy of epoch 40 and are not in the median curve",)
 
 
-def test_a_last_epoch_without_validation_hides_no_accuracy(add_cell: AddCell) -> None:
-    """Keras' validation_freq=5, Lightning's check_val_every_n_epoch."""
-    accuracies = [0.8 - 0.5 * 0.85**epoch if epoch % 5 == 4 else None for epoch in range(63)]
-    read = read_inputs([add_cell(2, [100.0] * 63, accuracies)])
+@pytest.mark.parametrize(("every", "counted"), [(2, True), (5, False)])
+def test_a_last_epoch_without_validation_hides_no_accuracy(add_cell: AddCell, every: int, counted: bool) -> None:
+    """Keras' validation_freq, Lightning's check_val_every_n_epoch. What few validations say is no count of epochs."""
+    curve = [0.8 - 0.5 * 0.85**epoch for epoch in range(43)]
+    accuracies = [one if number % every == 0 else None for number, one in enumerate(curve, 1)]
+    read = read_inputs([add_cell(2, [100.0] * 43, accuracies)])
     value = read.table.set_index("metric")["value"]
-    assert value["val_acc"] == accuracies[59]
-    assert value["epochs_to_stability"] == stability_of(read.runs)[2].epoch
+    assert value["val_acc"] == [one for one in accuracies if one is not None][-1]
+    found = stability_of(read.runs)[2]
+    assert f"validated every {every} epochs: the answer is known to one or two of these, not finer" in found.notices
+    assert ("epochs_to_stability" in value) is counted
+    if counted:
+        assert value["epochs_to_stability"] == found.epoch
+        assert found.epoch == pytest.approx(epochs_to_stability(curve).epoch, abs=3)
+
+
+def test_short_trials_and_what_never_was_a_number_hide_no_long_run(add_cell: AddCell) -> None:
+    long = [0.8 - 0.5 * 0.6**epoch for epoch in range(40)]
+    for seed in range(3):
+        add_cell(2, [100.0] * 5, long[:5], seed=seed)
+        study = add_cell(4, [100.0] * 40, [math.nan] * 40, seed=seed)
+    add_cell(2, [100.0] * 40, long, seed=9)
+    add_cell(4, [100.0] * 12, long[:12], seed=9)
+    found = stability_of(read_inputs([study]).runs)
+    assert found[2].epoch == epochs_to_stability(long).epoch
+    assert found[4].longer_than == 12
+
+
+def test_most_seeds_of_early_stopping_decide(add_cell: AddCell) -> None:
+    for seed, length in enumerate((17, 18, 27, 27, 30)):
+        study = add_cell(2, [100.0] * length, [0.8 - 0.5 * 0.75**epoch for epoch in range(length)], seed=seed)
+    found = stability_of(read_inputs([study]).runs)[2]
+    assert found.status == "stable"
+    assert found.notices[-2:] == (
+        "2 of 5 runs have no accuracy of epoch 27 and are not in the median curve",
+        "the median curve ends at epoch 27, beyond which 1 of 5 runs went",
+    )

@@ -50,8 +50,10 @@ def test_runs_on_more_nodes_are_left_out_too(add_cell: AddCell) -> None:
     study = add_cell(4, [100.0] * 3, cell={"name": "wide", "shape": {"nodes": 2, "tasks_per_node": 2}})
     read = read_inputs([study])
     assert [job.epoch for job in job_times(read.table, read.runs)] == pytest.approx([10.25, 2.75])
-    (part,) = assemble(read).parts
+    report = assemble(read)
+    (part,) = report.parts
     assert any("4 CPU ranks were measured on 2 nodes too" in note for note in part.notes)
+    assert report.left_out == (), "nothing is wrong with them"
 
 
 def test_accuracies_curves_and_notes_are_those_of_the_fewest_nodes(add_cell: AddCell) -> None:
