@@ -189,6 +189,7 @@ def test_a_long_name_is_not_wider_than_a_phone(browser: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.alone
+@pytest.mark.alone
 def test_the_labs_report_takes_less_than_five_seconds(tmp_path: Path) -> None:
     """3.5 s on two idle cores; on a busy machine the work itself is what is counted."""
     import resource
