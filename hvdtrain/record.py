@@ -71,12 +71,14 @@ def read_epochs(path: Path) -> list[Epoch]:
     """Finished epochs in `epochs.jsonl`, in order; a line that a dying process left half-written is passed over.
 
     Raises:
-        ValueError: a complete line is not an epoch (names the line).
+        ValueError: it is no text, or a complete line is not an epoch (names the line).
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no text ({error})") from error
     epochs: dict[int, Epoch] = {}
     # What follows the last line break is a line that was never finished.
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
@@ -91,6 +93,17 @@ def read_epochs(path: Path) -> list[Epoch]:
             raise ValueError(f"{path}, line {number}: not an epoch record (epoch is {epoch.epoch!r})")
         epochs[epoch.epoch] = epoch
     return [epochs[number] for number in sorted(epochs)]
+
+
+def put_unreadable_aside(folder: Path) -> str:
+    """Keep an `epochs.jsonl` that somebody else wrote into for a human, out of every reader's way. What is wrong with it, or ""."""
+    path = folder / "epochs.jsonl"
+    try:
+        read_epochs(path)
+    except ValueError as error:
+        os.replace(path, path.with_name(f"{path.name}.unreadable"))
+        return f"{error}; the file is now {path.name}.unreadable"
+    return ""
 
 
 class EpochLog:

@@ -222,6 +222,7 @@ class Batch:
             print(f"--- {self.folder.name}: SLURM has started this job elsewhere; this attempt ends ---", flush=True)
             return status or 1
         present = record.read_json(self.folder / "result.json")
+        damaged = record.put_unreadable_aside(self.folder)
         noted = present or record.read_json(self.folder / "running.json") or {}
         now = self._now()
         end = ending.judge(
@@ -238,6 +239,8 @@ class Batch:
             accidents=_accidents(self.folder, self.job.job),
             policy=self.policy,
         )
+        if damaged and present is None and end.status != "cancelled":
+            end = ending.Ending("failed", damaged)  # what the run has reached is not known: a human has to look first
         if status == 0 and present is None and not end.requeue and end.status == "preempted":
             # Ranks of a node that only lost the controller may still run. Without a result, the next attempt waits for them.
             print(f"--- {self.folder.name}: {end.reason} ---", flush=True)
@@ -289,10 +292,12 @@ def _close_earlier(folder: Path) -> bool:
     Whether there was one.
     """
     ended = attempts.last_sign(folder)
+    damaged = record.put_unreadable_aside(folder)
     if ended is None or (folder / "result.json").exists():
         return False
     facts = record.read_json(folder / "slurm.json") or {}
-    result = record.finish(folder, "preempted", 137, "SLURM ended this attempt at once: preempted, or its node failed")
+    reasons = ["SLURM ended this attempt at once: preempted, or its node failed", damaged]
+    result = record.finish(folder, "preempted", 137, "; ".join(filter(None, reasons)))
     started = result.get("started") or facts.get("began") or ended
     result |= {"ended": ended, "seconds": max(0.0, ended - started), "slurm": {**facts, "ended": ended}}
     record.write_json(folder / "result.json", result)
@@ -310,7 +315,10 @@ def _progress(folder: Path) -> bool:
 
 
 def _last_epoch(folder: Path) -> int:
-    epochs = record.read_epochs(folder / "epochs.jsonl")
+    try:
+        epochs = record.read_epochs(folder / "epochs.jsonl")
+    except ValueError:
+        return 0  # of an attempt that was set aside with it
     return epochs[-1].epoch if epochs else 0
 
 

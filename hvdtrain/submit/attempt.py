@@ -100,13 +100,9 @@ class Attempt:
     def _finish(self, status: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         """The result: the one that the ranks or the launcher wrote, else `status` with the reason that can be seen."""
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        reason = _reason(process.returncode, self.folder)
-        try:
-            return record.finish(self.folder, status, code, reason)
-        except ValueError as error:
-            # Somebody else wrote into epochs.jsonl. It is kept for a human, out of every reader's way.
-            os.replace(self.folder / "epochs.jsonl", self.folder / "epochs.jsonl.unreadable")
-            return record.finish(self.folder, "failed", code, str(error))
+        damaged = record.put_unreadable_aside(self.folder)
+        reason = damaged or _reason(process.returncode, self.folder)
+        return record.finish(self.folder, "failed" if damaged else status, code, reason)
 
     def _cancelled(self, process: subprocess.Popen[bytes], reason: str) -> dict[str, Any]:
         """The result after a stop. A launcher may have recorded its own end as a failure; it was the user's wish."""

@@ -81,6 +81,43 @@ def test_a_start_that_slurm_has_counted_is_one_more(tmp_path: Path, controller: 
     assert (result(tmp_path)["status"], result(tmp_path)["requeued"]) == ("preempted", True)
 
 
+@pytest.mark.parametrize("damage", ["hello\n", "\xff\n"])
+def test_epochs_that_cannot_be_read_are_a_failure_with_its_reason(
+    tmp_path: Path, controller: Controller, damage: str
+) -> None:
+    attempt = begun(tmp_path)
+    (tmp_path / "epochs.jsonl").write_bytes(f'{{"epoch": 1}}\n{damage}'.encode("latin-1"))
+    assert attempt._end(137) == 137
+    found = result(tmp_path)
+    assert (found["status"], found.get("requeued")) == ("failed", None), "another start would be no better"
+    assert "epochs.jsonl" in found["reason"]
+    assert not (tmp_path / "epochs.jsonl").exists()
+    assert (tmp_path / "epochs.jsonl.unreadable").read_bytes().startswith(b'{"epoch": 1}')
+
+
+def test_a_killed_attempt_with_epochs_that_cannot_be_read_is_closed(tmp_path: Path, controller: Controller) -> None:
+    begun(tmp_path)
+    (tmp_path / "epochs.jsonl").write_text("hello\n")
+    assert batch._close_earlier(tmp_path)
+    found = result(tmp_path)
+    assert found["status"] == "preempted"
+    assert "SLURM ended this attempt at once" in found["reason"] and "epochs.jsonl, line 1" in found["reason"]
+    assert (tmp_path / "epochs.jsonl.unreadable").exists()
+
+
+def test_a_start_after_epochs_that_cannot_be_read_begins_without_them(tmp_path: Path, controller: Controller) -> None:
+    record.write_json(tmp_path / "result.json", {"status": "failed"})
+    earlier = tmp_path / "attempts" / "1"
+    earlier.mkdir(parents=True)
+    for folder in (tmp_path, earlier):
+        (folder / "epochs.jsonl").write_text("hello\n")
+    assert not batch._close_earlier(tmp_path)
+    assert not (tmp_path / "epochs.jsonl").exists()
+    begun(tmp_path)
+    record.EpochLog(tmp_path / "epochs.jsonl").append(record.Epoch(1))
+    assert batch._progress(tmp_path)
+
+
 @pytest.mark.parametrize(("launcher", "mpi"), [("gloo", "--mpi=none"), ("pmix", "--mpi=pmix_v4")])
 def test_guard_ranks_are_started_with_the_mpi_of_their_launcher(
     tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch, launcher: str, mpi: str
