@@ -20,13 +20,13 @@ from hvdtrain.site.commands import SlurmError
 from hvdtrain.site.files import Layer, Profile
 from hvdtrain.site.profile import Site
 from hvdtrain.site.times import minutes
-from hvdtrain.submit import batch_script, batches, limits, queue, sbatch, submissions, values, watch
+from hvdtrain.submit import batch_script, batches, limits, queue, report_job, sbatch, submissions, values, watch
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.nodes import nodes_for, with_hidden
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
-from hvdtrain.submit.study import Known, Plan, keep, make_folder, write_cell
+from hvdtrain.submit.study import Known, Plan, keep, write_cell
 from hvdtrain.submit.view import look as look_at
 
 #: Option of the command line -> key of the profile that it overrides.
@@ -218,7 +218,7 @@ class Slurm:
             )
             lines.append(f"submitted job {submission.job}: {what}")
         if report:
-            lines.append(self._submit_report(study, done, undo))
+            lines.append(report_job.submit(self.site, study, done, plan.waiting, undo))
         return lines
 
     def run(self, request: Request, plan: Plan, lock: StudyLock) -> bool:
@@ -266,14 +266,6 @@ class Slurm:
 
     def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:
         return batches.batches(scripts, array_size=self.site.limits.array_size, max_parallel=self._parallel)
-
-    def _submit_report(self, study: Path, after: list[str], undo: contextlib.ExitStack) -> str:
-        folder = study / submissions.FOLDER / "report"
-        make_folder(folder, undo)
-        name = submissions.job_name(f"report-{study.name}", study, ["report", *after])
-        text = batch_script.render_report(self.site, study, folder, Path.cwd(), sys.executable, name)
-        number = sbatch.submit_text(text, name, [f"--dependency=afterany:{':'.join(after)}"])
-        return f"submitted job {number}: the report, when all cells have ended"
 
 
 def _take_back(study: Path, taken: list[submissions.Submission], undo: contextlib.ExitStack) -> None:

@@ -24,7 +24,8 @@ def ended(status: str, cell: str = "n2", **more: object) -> None:
 
 
 class Slurm:
-    """`jobs` is what squeue says, `silent` which programs do not answer, `accepts` how many more calls of sbatch it takes."""
+    """`jobs` is what squeue says, `silent` which programs do not answer, `accepts` how many more calls of sbatch it takes,
+    `submitted` and `words` the names of jobs that it took, and what sbatch was given beside each script."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -32,6 +33,7 @@ class Slurm:
         self.accepts = 100
         self.cancelled: list[str] = []
         self.submitted: list[str] = []
+        self.words: list[list[str]] = []
         self._numbers = itertools.count(7)
 
     def call(self, argv: Sequence[str], seconds: float = 60.0, *, times: str | None = None) -> str:
@@ -50,12 +52,15 @@ class Slurm:
     def sbatch(self, script: str, name: str, words: Sequence[str]) -> str:
         if len(self.submitted) == self.accepts:
             raise sbatch.Refused(f"SLURM does not take the submission {name}:\n  no more today")
-        number = str(next(self._numbers))
         given = _options(script, words)
+        if given.dependency is not None and given.dependency.endswith(":"):
+            raise sbatch.Refused("sbatch: error: Batch job submission failed: Job dependency problem")
+        number = str(next(self._numbers))
         for index in range(given.tasks):
             job = f"{number}_{index}" if given.array else number
             self.jobs[job] = Job(job, "PENDING", given.job_name, submitted=now())
         self.submitted.append(given.job_name)
+        self.words.append([*words])
         return number
 
     def state(self, number: str, state: str) -> None:
@@ -73,6 +78,7 @@ def _options(script: str, words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--job-name", "-J", default="sbatch")
     parser.add_argument("--array")
+    parser.add_argument("--dependency")
     found = [word for line in head if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
     given, _ = parser.parse_known_args([*found, *words])
     given.tasks = 1 if given.array is None else 1 + int(given.array.partition("%")[0].removeprefix("0-"))
