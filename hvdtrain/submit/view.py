@@ -123,11 +123,12 @@ def bring_together(
         if not answered:
             return CellView(cell, "unknown", "SLURM never said whether it accepted the job")
         return CellView(cell, "not submitted", "SLURM never accepted the job: the same submit command does it again")
+    cancelled = name in submission.cancelled and ours != "completed"
     if job is None:
+        if cancelled:
+            return CellView(cell, "cancelled", "by hvdtrain cancel", number)
         if ours is not None:
             return CellView(cell, ours, reason, number)
-        if name in submission.cancelled:
-            return CellView(cell, "cancelled", "by hvdtrain cancel", number)
         why = "SLURM does not answer" if not answered else "SLURM has forgotten the job, and it left no result"
         return CellView(cell, "unknown", why, number)
     told = CellView(cell, job.status, job.why(), number, _plain(job.nodes), job.elapsed, job.start, live=job.live)
@@ -141,7 +142,7 @@ def bring_together(
         return told
     if _is_earlier(cell):
         ours = None
-    if name in submission.cancelled and ours != "completed":
+    if cancelled:
         return dataclasses.replace(told, status="cancelled", why="by hvdtrain cancel")
     if ours is not None and not (ours in _UNFINISHED and job.status == "cancelled"):
         return dataclasses.replace(told, status=ours, why=reason)

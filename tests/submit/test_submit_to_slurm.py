@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from slurm_stand_in import SUBMIT, Slurm, ended
 
+from hvdtrain import record
 from hvdtrain.submit import again, batch_script, cli, control, sbatch, submissions
 from hvdtrain.submit.queue import Job
+from hvdtrain.submit.view import look
 
 # --- SLURM is silent ----------------------------------------------------------------------------------------------
 
@@ -85,6 +87,25 @@ def test_what_could_not_be_cancelled_is_not_noted_as_cancelled(
     slurm.silent = set()
     assert control.cancel(["toy"]) == 0
     assert submissions.read(Path("runs/toy"))[0].cancelled == ("n2",)
+
+
+@pytest.mark.parametrize("before", ["failed", "timeout", "preempted"])
+def test_a_cell_that_was_cancelled_stays_so_when_slurm_has_forgotten_its_job(slurm: Slurm, before: str) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended(before, requeued=True)  # it waits to be started again
+    assert control.cancel(["toy"]) == 0
+    slurm.jobs.clear()
+    (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
+    assert (seen.status, seen.why) == ("cancelled", "by hvdtrain cancel")
+
+
+def test_guard_a_cell_that_completed_while_it_was_cancelled_has_completed(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    assert control.cancel(["toy"]) == 0
+    ended("completed")
+    slurm.jobs.clear()
+    (seen,) = look(Path("runs/toy"), record.read_study(Path("runs/toy"))).cells
+    assert seen.status == "completed"
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two"])
