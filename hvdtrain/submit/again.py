@@ -49,10 +49,10 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
     parser.add_argument("--max-parallel", help="cells that may run at the same time")
     given = parser.parse_args(argv)
     folder = find_study(given.study)
-    cells = cells_of(folder, given.cells)
-    if all(cell.cell.get("cluster") == "local" for cell in cells):
+    named = cells_of(folder, given.cells)
+    if all(cell.cell.get("cluster") == "local" for cell in cells_of(folder, ())):
         return _again_here(folder, command, what, given)
-    only_slurm(folder, cells, "its submit command goes on with it")
+    cells = _of_slurm(folder, named, bool(given.cells))
     from hvdtrain.submit import limits, sbatch, submissions, values
     from hvdtrain.submit.batches import batches
     from hvdtrain.submit.lock import StudyLock
@@ -68,7 +68,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
                 "; ".join(f"{each.name} is {each.status}" for each in others) + f": {command} is for what {what}"
             )
         if not chosen:
-            print(f"nothing to {command}: no cell {what}")
+            print(f"nothing to {command}: no cell {'' if len(cells) == len(named) else 'on SLURM '}{what}")
             return 0
         scripts = {each.name: (study / each.name / "script.sh").read_text(errors="surrogateescape") for each in chosen}
         for name, script in scripts.items():
@@ -100,6 +100,25 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
                 raise UserError(f"{error}\nsubmitted before that: jobs {', '.join(done)}, which stay") from error
             raise
     return 0
+
+
+def _of_slurm(folder: Path, cells: Sequence[record.CellRecord], named: bool) -> list[record.CellRecord]:
+    """Those that were handed to SLURM: the script of another would train without asking where its submit would.
+
+    Raises:
+        UserError: another was `named`, or there are no others.
+    """
+    found = [cell for cell in cells if cell.cell.get("cluster") == "slurm"]
+    others = [cell for cell in cells if cell.cell.get("cluster") != "slurm"]
+    left = [cell.folder.name for cell in others if named or (cell.result or {}).get("status") != "completed"]
+    they, it = ("it", "it") if len(left) == 1 else ("they", "them")
+    told = f"{', '.join(left)} ran without SLURM: the submit command goes on with {it}, --retry-failed if {they} failed"
+    if named and left:
+        raise UserError(told)
+    only_slurm(folder, cells, "its submit command goes on with it")
+    if left:
+        print(f"note: {told}", file=sys.stderr)
+    return found
 
 
 def _check_place(folder: Path, script: str) -> None:

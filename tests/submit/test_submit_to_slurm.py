@@ -132,6 +132,33 @@ def test_a_script_that_was_changed_by_hand_is_submitted_again(slurm: Slurm, line
     assert len(slurm.submitted) == 3
 
 
+def test_cells_of_this_machine_are_not_handed_to_slurm(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "1,2,4"]) == 0
+    slurm.jobs.clear()
+    for cell, how in {"n1": "failed", "n2": "failed", "n4": "preempted"}.items():
+        ended(how, cell)
+    for name in ("n1", "n4"):  # beside SLURM's cells a study may have some that ran here
+        path = Path("runs/toy") / name / "cell.json"
+        record.write_json(path, {**(record.read_json(path) or {}), "cluster": "local"})
+    capsys.readouterr()
+    assert again.retry(["toy"]) == 0
+    assert [name.partition(".")[0] for name in slurm.submitted[3:]] == ["n2"]
+    note = "n1, n4 ran without SLURM: the submit command goes on with them, --retry-failed if they failed"
+    assert note in capsys.readouterr().err
+    slurm.jobs.clear()
+    ended("failed")
+    assert again.retry(["toy", "n2"]) == 0
+    assert "note" not in capsys.readouterr().err
+    assert again.resume(["toy"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "nothing to resume: no cell on SLURM was ended early\n"
+    assert note in told.err
+    for words in (["toy", "n1"], ["toy", "n1", "n2"]):
+        assert again.retry(words) == 2
+        assert "error: n1 ran without SLURM: the submit command" in capsys.readouterr().err
+    assert len(slurm.submitted) == 5
+
+
 # --- a submission that ends in the middle -------------------------------------------------------------------------
 
 
