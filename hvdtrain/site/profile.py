@@ -143,20 +143,26 @@ class Site(_Strict):
         return [text.lstrip("-") for text in value]
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU type that the user calls `name`; a word that the site's own name for it contains will do, unless it is a slice.
+        """The GPU type that the user calls `name`, as `gpu_key` finds it."""
+        return self.gpus[self.gpu_key(name)]
+
+    def gpu_key(self, name: str) -> str:
+        """What the profile calls the GPU type that the user calls `name`.
+
+        A word that the site's own name for it contains will do, unless it is a slice.
 
         Raises:
             UserError: the site has no such type; names the nearest.
         """
         if name in self.gpus:
-            return self.gpus[name]
+            return name
         for key, entry in self.gpus.items():
             if entry.slurm == name or key.lower() == name.lower():
-                return entry
+                return key
         whole = {key: text for key, entry in self.gpus.items() if not is_slice(text := entry.slurm or key)}
         parts = [key for key, text in whole.items() if name.lower() in re.split(r"[^a-z0-9]+", text.lower())]
         if len(parts) == 1:
-            return self.gpus[parts[0]]
+            return parts[0]
         legal = ", ".join(self.gpus) or "none: the site profile names no GPU types"
         several = f" ({', '.join(parts)} are all called so: give the whole name)" if parts else ""
         raise UserError(f'--gpu-type "{name}": the types here are {legal}{several}{nearest(name.lower(), self.gpus)}')

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,14 @@ class Slurm:
         return self.profile.site
 
     def resolve(self, request: Request) -> tuple[Request, list[str]]:
-        """The request with what the cluster decides: GPU types of this site, and the launcher.
+        """The request with what the cluster decides: the names of GPU types, and the launcher.
 
         Raises:
             UserError: the site has no such type, or no cell may have so much time.
         """
         origin = "--time" if self._given.time is not None else f"{self.profile.origins.get('time')}: time"
         limits.check_time(self.site.limits, self.site.time, origin)
+        request = replace(request, grid=replace(request.grid, gpu_types=self._types(request.grid.gpu_types)))
         wanted, chosen = request.common.launcher, False
         notes = []
         if wanted == "auto":
@@ -76,8 +77,6 @@ class Slurm:
                 wanted, why = choice.choose("auto", several)
                 chosen = True
             notes.append(f"launcher {wanted}: {why}")
-        for gpu_type in request.grid.gpu_types:
-            self.site.gpu(gpu_type)
         types = list(self.site.gpus)
         if not request.grid.gpu_types and len(types) > 1:
             notes.append(
@@ -163,6 +162,7 @@ class Slurm:
         Raises:
             SlurmError: SLURM does not answer, so nobody knows which of them wait or run.
         """
+        known = {name: replace(cell, facts=self._renamed(cell.facts)) for name, cell in known.items()}
         if not known or not (folder / "study.json").exists():  # without it nothing was handed over
             return known
         views = look_at(folder, record.read_study(folder), must_answer=True).cells
@@ -227,6 +227,22 @@ class Slurm:
         return watch.until_ended(request.folder, [cell.name for cell in plan.cells]) if request.wait else True
 
     # --- parts ---
+
+    def _types(self, given: Sequence[str]) -> tuple[str, ...]:
+        """GPU types by the profile's names: records of one type under several names would be measurements of several."""
+        found: dict[str, str] = {}
+        for name in given:
+            key = self.site.gpu_key(name)
+            if key in found:
+                raise UserError(f"--gpu-type {found[key]},{name}: both are the type {key} here; give it once")
+            found[key] = name
+        return tuple(found)
+
+    def _renamed(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A `cell.json` of a version that recorded the name which the user typed, with the profile's."""
+        with contextlib.suppress(UserError):  # the site may have no such type any more
+            return {**facts, "gpu_type": self.site.gpu_key(name)} if (name := facts.get("gpu_type")) else facts
+        return facts
 
     def _read(self) -> Profile:
         given = self._given
