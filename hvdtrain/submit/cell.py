@@ -26,6 +26,8 @@ IDENTITY = (
     "launcher",
     "cluster",
 )
+#: Options of a job that are in `IDENTITY` under a name of their own.
+_OPTIONS = {"--batch-size": "batch_size", "--lr-rule": "lr_rule", "--seed": "seed", "--epochs": "epochs"}
 _LONGEST_NAME = 120
 _LONGEST_WORD = 24
 
@@ -90,6 +92,10 @@ def _identity(facts: Mapping[str, Any]) -> dict[str, Any]:
     identity = {key: facts.get(key) for key in IDENTITY}
     if identity["gpus"] == 1:
         identity["lr_rule"] = None  # every rule multiplies the rate of a single rank by 1
+    for argument in identity["extra_arguments"] or ():
+        # They say it themselves, and older records hold the default in its place.
+        if (key := _OPTIONS.get(str(argument).split("=", 1)[0])) is not None:
+            identity[key] = None
     return identity
 
 

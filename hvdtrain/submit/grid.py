@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hvdtrain.errors import UserError
 from hvdtrain.submit.cell import Cell, Shape, cell_name, fingerprint
@@ -121,7 +122,7 @@ def _combinations(grid: Grid, common: Common, shape: Placing) -> Iterator[Cell]:
         shape=Shape(0, 0, 0),
         launcher=common.launcher,
         cluster=common.cluster,
-        epochs=grid.epochs if grid.epochs is not None else job.default("--epochs"),
+        epochs=grid.epochs if grid.epochs is not None else _taken(common, "--epochs", int),
         extra_arguments=common.extra_arguments,
         environment=common.environment,
     )
@@ -143,12 +144,28 @@ def _combinations(grid: Grid, common: Common, shape: Placing) -> Iterator[Cell]:
             gpus=gpus,
             gpu_type=gpu_type,
             shape=shape(gpus, gpu_type),
-            batch_size=batch_size if batch_size is not None else job.default("--batch-size"),
-            lr_rule=rule if rule is not None else job.default("--lr-rule"),
-            seed=seed if seed is not None else job.default("--seed"),
+            batch_size=batch_size if batch_size is not None else _taken(common, "--batch-size", int),
+            lr_rule=rule if rule is not None else _taken(common, "--lr-rule", str),
+            seed=seed if seed is not None else _taken(common, "--seed", int),
             settings=chosen,
             arguments=(*arguments, *common.extra_arguments),
         )
+
+
+def _taken(common: Common, option: str, kind: type) -> Any:
+    """The value that the job takes for an option which is no axis: what stands after `--`, or else its default.
+
+    None where its text does not show that.
+    """
+    extra = common.extra_arguments
+    given = None
+    for argument, following in zip(extra, (*extra, "")[1:], strict=True):
+        if argument.split("=", 1)[0] == option:  # as for argparse, the last one counts
+            given = argument.partition("=")[2] if "=" in argument else following
+    if given is None:
+        return common.job.default(option)
+    value = common.job.value(option, given)
+    return value if isinstance(value, kind) else None
 
 
 def _option(name: str, value: str) -> tuple[str, ...]:

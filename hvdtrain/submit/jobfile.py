@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,15 @@ class JobFile:
     def default(self, name: str) -> Any:
         """The value that the job takes when option `name` is not given; None when that cannot be seen."""
         return self.options[name].default if name in self.options else None
+
+    def value(self, name: str, text: str) -> Any:
+        """What the job makes of `text` for option `name`: itself where it shows no other kind, None where it cannot be seen."""
+        if name not in self.options:
+            return None
+        convert = self.options[name].convert
+        with contextlib.suppress(argparse.ArgumentTypeError, ValueError):
+            return text if convert is None else convert(text)
+        return None
 
     def take(self, name: str, given_as: str) -> JobOption:
         """The option `name`.

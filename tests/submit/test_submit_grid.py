@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,38 @@ def test_arguments_come_in_order_with_those_after_the_dashes_last() -> None:
         *("--epochs", "5", "--batch-size", "8", "--lr-rule", "sqrt", "--seed", "3"),
         *("--width=-4", "--text", "x y"),
     )
+
+
+@pytest.mark.parametrize(
+    ("after", "recorded"),
+    [
+        ("--batch-size 64 --epochs 3 --seed 7 --lr-rule sqrt", (64, 3, 7, "sqrt")),
+        ("--batch-size=64 --epochs 2 --epochs=3", (64, 3, 0, "auto")),
+        ("--batch-size=64 --batch-size 16 --text --seed=1", (16, 9, 1, "auto")),
+        ("--batch-size many --epochs", (None, None, 0, "auto")),  # the job says what is wrong with it
+    ],
+)
+def test_a_cell_records_what_the_job_is_given_after_the_dashes(after: str, recorded: tuple[object, ...]) -> None:
+    (cell,) = cells(Grid((2,)), replace(COMMON, extra_arguments=tuple(after.split())))
+    assert (cell.batch_size, cell.epochs, cell.seed, cell.lr_rule) == recorded
+    assert (cell.name, cell.arguments) == ("n2", tuple(after.split()))
+
+
+def test_a_value_after_the_dashes_that_submit_cannot_read_is_not_recorded() -> None:
+    options = find_options(ast.parse("p.add_argument('--batch-size', type=whole, default=8)"))
+    job = JobFile(Path("/somewhere/own.py"), options)
+    (cell,) = cells(Grid((2,)), Common("own", job, "auto", "local", ("--batch-size", "64", "--seed", "3")))
+    assert (cell.batch_size, cell.seed) == (None, None)
+
+
+def test_guard_a_cell_that_was_recorded_with_the_defaults_of_what_stands_after_the_dashes_is_the_same() -> None:
+    common = replace(COMMON, extra_arguments=("--batch-size", "64", "--seed=7", "--epochs", "3", "--lr-rule", "sqrt"))
+    (cell,) = cells(Grid((2,)), common)
+    before = {**cell.record(), "batch_size": 32, "seed": 0, "epochs": 9, "lr_rule": "auto"}
+    assert fingerprint(before) == fingerprint(cell.record())
+    assert differences(before, cell.record()) == []
+    (other,) = cells(Grid((2,)), replace(COMMON, extra_arguments=("--batch-size", "16", *common.extra_arguments[2:])))
+    assert fingerprint(other.record()) != fingerprint(cell.record())
 
 
 def test_rules_at_one_rank_are_one_cell_and_it_is_said_once() -> None:
