@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
-from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.status import find_study, read_study
 from hvdtrain.submit.view import CellView, look
 
@@ -65,7 +64,7 @@ def _logs(argv: Sequence[str]) -> int:
     for log in followed:
         log.last(given.lines)
     while given.follow:
-        live = any(view.live or view.status in LIVE for view in look(folder, cells_of(folder, names)).cells)
+        live = any(view.may_change for view in look(folder, cells_of(folder, names)).cells)
         end = time.monotonic() + (5.0 if live else 0.0)
         while True:
             for log in followed:

@@ -12,7 +12,6 @@ from pathlib import Path
 from hvdtrain import record
 from hvdtrain.errors import UserError, nearest, run_cli
 from hvdtrain.submit import summary
-from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.view import look
 
 _WATCH_SECONDS = 5.0
@@ -55,7 +54,7 @@ def _show(folder: Path, as_json: bool) -> bool:
         summary.print_table(rows)
         summary.print_reasons(rows)
         summary.print_hours(rows)
-    return any(row["status"] in LIVE for row in rows)
+    return any(cell.may_change for cell in view.cells)
 
 
 def read_study(folder: Path) -> list[record.CellRecord]:

@@ -14,6 +14,7 @@ from hvdtrain.record import CellRecord, read_cell
 from hvdtrain.site.commands import SlurmError
 from hvdtrain.submit import lock, queue, submissions, usage
 from hvdtrain.submit.queue import Job
+from hvdtrain.submit.states import LIVE
 from hvdtrain.submit.submissions import Submission
 from hvdtrain.submit.usage import Spent
 
@@ -23,7 +24,10 @@ _UNFINISHED = ("preempted", "timeout")
 
 @dataclass(frozen=True)
 class CellView:
-    """One cell, as `status` shows it. `why` says why it waits, or how it ended; `live` that SLURM may not be done with its job."""
+    """One cell, as `status` shows it.
+
+    `why` says why it waits, or how it ended; `live` that SLURM may not be done with its job; `idle` that nobody is there to run it.
+    """
 
     record: CellRecord
     status: str
@@ -34,6 +38,12 @@ class CellView:
     start: str = ""
     spent: Spent | None = None
     live: bool = False
+    idle: bool = False
+
+    @property
+    def may_change(self) -> bool:
+        """Whether waiting for it makes sense."""
+        return self.live or (self.status in LIVE and not self.idle)
 
     @property
     def name(self) -> str:
@@ -113,7 +123,10 @@ def bring_together(
         status = recorded(cell, in_use)
         # A script may be handed to sbatch by hand; in a copy of a study the record of a start is that of the other's.
         lost = cell.cell.get("cluster") == "slurm" and (status == "pending" or (status == "running" and copied))
-        return CellView(cell, "not submitted" if lost else status)
+        # A local cell waits for its submit, which may have been stopped.
+        return CellView(
+            cell, "not submitted" if lost else status, idle=not in_use and cell.cell.get("cluster") == "local"
+        )
     number = submission.job_of(name)
     ours = None if cell.result is None else str(cell.result["status"])
     reason = "" if cell.result is None else str(cell.result.get("reason") or "")

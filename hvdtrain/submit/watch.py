@@ -32,7 +32,7 @@ def until_ended(folder: Path, names: Sequence[str]) -> bool:
                     print(summary.failure(cell.record.folder), flush=True)
             # A controller that does not answer for a while says nothing about the jobs. A job that has trained still writes down
             # what SLURM knows of it.
-            if view.answered and not any(cell.live or cell.status in LIVE for cell in view.cells):
+            if view.answered and not any(cell.may_change for cell in view.cells):
                 return True
             pause = _FIRST_SECONDS if changed else min(_LONGEST_SECONDS, pause * 1.3)
             end = time.monotonic() + pause

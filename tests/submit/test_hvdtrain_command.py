@@ -122,6 +122,35 @@ def test_status_when_nobody_works_on_it(study: Path, capsys: pytest.CaptureFixtu
     assert rows[1]["epochs_total"] == 10
 
 
+@pytest.mark.parametrize("command", [["status", "--watch"], ["logs", "-f"]])
+def test_nothing_is_waited_for_in_a_study_that_was_stopped(
+    study: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def goes_on(seconds: float) -> None:
+        raise AssertionError("it waits for a cell that nobody runs")
+
+    monkeypatch.setattr("time.sleep", goes_on)
+    (study / ".lock").touch()
+    assert hvdtrain_main([*command, "digits"]) == 0
+
+
+@pytest.mark.parametrize("command", [["status", "--watch"], ["logs", "-f", "digits", "n2"]])
+def test_guard_a_cell_that_is_yet_to_run_is_waited_for(
+    study: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    class Waits(Exception):
+        pass
+
+    def waits(seconds: float) -> None:
+        raise Waits
+
+    for name in ("n4", "n8", "n16"):
+        record.finish(study / name, "completed", 0)
+    monkeypatch.setattr("time.sleep", waits)
+    with StudyLock(study), pytest.raises(Waits):
+        hvdtrain_main(command if "digits" in command else [*command, "digits"])
+
+
 def test_status_of_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main(["digist"]) == 2
     assert 'studies in runs: digits; did you mean "digits"?' in capsys.readouterr().err
