@@ -21,7 +21,7 @@ from hvdtrain.submit.study import INTERRUPTED, Again
 from hvdtrain.submit.view import look
 
 if TYPE_CHECKING:
-    from hvdtrain.site.profile import Limits
+    from hvdtrain.site.profile import Site
 
 #: What `retry` and `resume` start again.
 _FAILED = ("failed", "diverged", "unknown")
@@ -73,10 +73,11 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
         scripts = {each.name: (study / each.name / "script.sh").read_text(errors="surrogateescape") for each in chosen}
         for name, script in scripts.items():
             _check_place(study / name, script)
-        allowed = _limits()
+        site = _site()
+        allowed = site.limits
         limits.check_time(allowed, given.time, "--time")
         limits.check_jobs(allowed, len(chosen), f"{len(chosen)} cells")
-        words = [f"--{name}={getattr(given, name)}" for name in _OVERRIDES if getattr(given, name) is not None]
+        words = {name: _overrides(given, script, site) for name, script in scripts.items()}
         done: list[str] = []
         try:
             for batch in batches(scripts, array_size=allowed.array_size, max_parallel=parallel):
@@ -88,7 +89,7 @@ def _again(command: str, argv: Sequence[str], wanted: Sequence[str], what: str) 
                         study, {name: scripts[name] for name in batch.cells}, batch.parallel
                     )
                     try:
-                        submission = sbatch.submit(study, submission, text, [*words, *after])
+                        submission = sbatch.submit(study, submission, text, [*words[batch.cells[0]], *after])
                     except sbatch.Unanswered:
                         undo.pop_all()  # SLURM may have taken it
                         raise
@@ -133,12 +134,31 @@ def _check_place(folder: Path, script: str) -> None:
         )
 
 
-def _limits() -> Limits:
-    """What this site allows: the profile that counts in this folder."""
+def _overrides(given: argparse.Namespace, script: str, site: Site) -> list[str]:
+    """Words for sbatch that win over a script's own. Scripts of one batch have the same directives, and so the same words.
+
+    Raises:
+        UserError: memory is wanted where nobody asks for any.
+    """
+    names = {name: name for name in _OVERRIDES if getattr(given, name) is not None}
+    if "mem" in names:
+        # Beside another of them in the script sbatch would refuse it.
+        own = [each for each in batch_script.MEMORY.values() if batch_script.value(script, each) is not None]
+        found = own[0] if own else batch_script.MEMORY.get(site.memory)
+        if found is None:
+            raise UserError(
+                f'--mem {given.mem}: nobody asks for memory here (memory = "none" in the site profile); leave it out'
+            )
+        names["mem"] = found
+    return [f"--{directive}={getattr(given, name)}" for name, directive in names.items()]
+
+
+def _site() -> Site:
+    """The profile that counts in this folder."""
     from hvdtrain.site import detect, files
 
     detected = files.Layer(files.DETECTED, detect.profile(detect.look()))
-    return files.combine([detected, *files.layers(Path.cwd(), None)]).site.limits
+    return files.combine([detected, *files.layers(Path.cwd(), None)]).site
 
 
 def _again_here(folder: Path, command: str, what: str, given: argparse.Namespace) -> int:

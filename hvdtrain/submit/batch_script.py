@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Directive = tuple[str, str | None]
 _PREFIX = "#SBATCH "
+#: What a site's memory counts -> the directive that asks for it.
+MEMORY = {"node": "mem", "cpu": "mem-per-cpu", "gpu": "mem-per-gpu"}
 #: What stands between Python and our own words.
 _LAUNCHER = " -m hvdtrain.launch.batch "
 #: Directives that tell one cell from another of equal shape; an array has its own.
@@ -148,7 +150,7 @@ def resources(shape: Shape, site: Site, gpu_type: str | None = None) -> list[Dir
     """
     gpu = None if gpu_type is None else site.gpu(gpu_type)
     typed = "" if gpu is None else (gpu_type if gpu.slurm is None else gpu.slurm) or ""
-    mem = {"node": "mem", "cpu": "mem-per-cpu", "gpu": "mem-per-gpu"}.get(site.memory)
+    mem = MEMORY.get(site.memory)
     found: list[Directive] = [("nodes", str(shape.nodes)), ("ntasks-per-node", str(shape.tasks_per_node))]
     if shape.gpus_per_node:
         found.append(("gpus-per-node", f"{typed}{':' if typed else ''}{shape.gpus_per_node}"))

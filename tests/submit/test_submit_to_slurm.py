@@ -117,6 +117,37 @@ def test_no_cell_at_a_time_is_refused(slurm: Slurm, capsys: pytest.CaptureFixtur
     assert f'--max-parallel "{given}": legal is one whole number from 1' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "given"),
+    [
+        ('memory = "cpu"\nmem = "4G"', None, "--mem-per-cpu=8G"),
+        ('memory = "gpu"\nmem = "4G"', 'memory = "cpu"', "--mem-per-gpu=8G"),
+        ('directives = ["--mem-per-cpu 4G"]', None, "--mem-per-cpu=8G"),
+        ('memory = "cpu"', None, "--mem-per-cpu=8G"),
+        ('mem = "4G"', 'memory = "cpu"', "--mem=8G"),
+        ("", None, "--mem=8G"),
+    ],
+)
+def test_memory_is_given_anew_as_the_script_asks_for_it(slurm: Slurm, before: str, now: str | None, given: str) -> None:
+    Path("hvdtrain.toml").write_text(f"[site]\n{before}\n")
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended("failed")
+    slurm.jobs.clear()
+    Path("hvdtrain.toml").write_text(f"[site]\n{before if now is None else now}\n")
+    assert again.retry(["toy", "--mem", "8G", "--time", "60"]) == 0
+    assert sorted(slurm.words[-1]) == [given, "--time=60"]
+
+
+def test_no_memory_is_asked_for_where_the_site_never_does(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hvdtrain.toml").write_text('[site]\nmemory = "none"\n')
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    ended("failed")
+    slurm.jobs.clear()
+    assert again.retry(["toy", "--mem", "8G"]) == 2
+    assert '--mem 8G: nobody asks for memory here (memory = "none" in the site profile)' in capsys.readouterr().err
+    assert len(slurm.submitted) == 1
+
+
 @pytest.mark.parametrize("line", ["# don't", "# --run-dir /elsewhere --job-name", "echo don't", "echo --job-name"])
 def test_a_script_that_was_changed_by_hand_is_submitted_again(slurm: Slurm, line: str) -> None:
     assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
