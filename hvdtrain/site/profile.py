@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -12,12 +13,36 @@ from hvdtrain.site.rooms import is_slice
 from hvdtrain.site.times import minutes
 
 Policy = Literal["preempted", "timeout"]
+_DIRECTIVE = re.compile(r"--[A-Za-z][A-Za-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _duration(text: str) -> str:
     minutes(text)
     return text
+
+
+def _directive(text: str) -> str:
+    """`--name=value` or `--name`: what a directive is found by is its name, however the value follows it.
+
+    Raises:
+        ValueError: it has a short name, or is none.
+    """
+    given = text.strip()
+    name, *rest = re.split(r"=|\s+", given, maxsplit=1)
+    if not _DIRECTIVE.fullmatch(name) or not text.isprintable():
+        raise ValueError(
+            f'"{text}" is not a directive such as --exclusive; give its long name, such as --constraint=fast'
+        )
+    if not rest or given[len(name)] == "=":
+        return given
+    try:
+        words = shlex.split(rest[0])
+    except ValueError as error:
+        raise ValueError(f'"{text}" is not a directive: {error}') from error
+    if len(words) > 1 or words[0].startswith("--"):
+        raise ValueError(f'"{text}" is more than one: give each directive by itself, a value of several words after =')
+    return f"{name}={words[0]}"
 
 
 #: A time as SLURM writes it, such as 90, 1:30:00, 2-00.
@@ -132,10 +157,7 @@ class Site(_Strict):
     @field_validator("directives")
     @classmethod
     def _directives(cls, value: list[str]) -> list[str]:
-        for text in value:
-            if not text.startswith("-") or not text.isprintable():
-                raise ValueError(f'"{text}" is not a directive such as --exclusive')
-        return value
+        return [_directive(text) for text in value]
 
     @field_validator("skip")
     @classmethod

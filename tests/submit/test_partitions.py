@@ -186,6 +186,7 @@ HIDDEN = "6|hidden|96|64000|1-0|x|gpu:h100:4\n3|secret|96|64000|1-0|x|gpu:h100:8
         ("", ["--partition", "hidden, secret"], 24, Shape(3, 8, 8)),
         ("", ["--partition", "debug,secret"], 8, Shape(1, 8, 8)),
         ('directives = ["--partition=secret"]\n', [], 8, Shape(1, 8, 8)),
+        ('directives = ["--partition secret"]\n', [], 8, Shape(1, 8, 8)),
         ('partition = "secret"\nranks_per_node = 2\n', [], 8, Shape(1, 8, 8)),
     ],
 )

@@ -29,6 +29,37 @@ CONFIG = {"ClusterName": "alps", "MaxArraySize": "101", "TaskPlugin": "task/affi
 ALPS = Facts(detect.parse_sinfo(SINFO), CONFIG, ["none", "pmi2", "pmix_v5"])
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--partition gpu", "--partition=gpu"),
+        ("--comment 'two words'", "--comment=two words"),
+        ("--comment a=b ", "--comment=a=b"),
+        ("--exclusive", "--exclusive"),
+        ("--mail-type=FAIL", "--mail-type=FAIL"),
+    ],
+)
+def test_a_directive_may_have_a_blank_before_its_value(written: str, meant: str) -> None:
+    assert Site(directives=[written]).directives == [meant]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("-C fast", "give its long name, such as --constraint=fast"),
+        ("-pgpu", "give its long name, such as --constraint=fast"),
+        ("-", "give its long name"),
+        ("exclusive", "give its long name"),
+        ("--exclusive --hold", "give each directive by itself"),
+        ("--comment 'two words", "No closing quotation"),
+    ],
+)
+def test_what_is_no_directive_is_a_mistake(written: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        combine([Layer("site.toml", {"directives": [written]})])
+    assert said in str(caught.value) and written in str(caught.value)
+
+
 def test_what_a_cluster_says() -> None:
     site = combine([Layer("detected", detect.profile(ALPS))]).site
     assert (site.name, site.cpu_bind, site.pmix, site.limits.array_size) == ("alps", "cores", "pmix_v5", 100)
