@@ -147,10 +147,11 @@ def _say(notes: Sequence[str], stream: Any) -> None:
 
 
 def _print_scripts(cells: Sequence[Cell], transport: Transport, request: Request) -> None:
+    more = transport.more_scripts(list(cells), request)  # which may have a mistake to tell
     for cell in cells:
         text = f"#### {cell.name}: {request.cell_folder(cell.name) / 'script.sh'}\n{transport.script(cell, request)}"
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
-    for heading, text in transport.more_scripts(list(cells), request):
+    for heading, text in more:
         sys.stdout.buffer.write(f"#### {heading}\n{text}".encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
 

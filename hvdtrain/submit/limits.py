@@ -33,10 +33,10 @@ def check_time(limits: Limits, asked: str | None, origin: str) -> None:
         )
 
 
-def check_hours(most: float | None, gpus: Sequence[int], time: str | None) -> None:
+def check_hours(most: float | None, gpus: Sequence[int], time: str | None, fixed: bool = False) -> None:
     """Whether cells with so many GPUs each fit into `most` GPU-hours, if each of them takes all of its time limit once.
 
-    What the cluster ends early and starts again takes its limit anew each time.
+    What the cluster ends early and starts again takes its limit anew each time. `fixed`: --time does not change the limit.
 
     Raises:
         UserError: they do not, or have no limit; says what fits.
@@ -45,10 +45,13 @@ def check_hours(most: float | None, gpus: Sequence[int], time: str | None) -> No
         return
     if time is None:
         raise UserError("--max-gpu-hours needs to know how long a cell may take: give --time too")
-    hours = sum(gpus) * minutes(time) / 60
+    try:
+        hours = sum(gpus) * minutes(time) / 60
+    except ValueError as error:
+        raise UserError(f"--max-gpu-hours needs a time limit of cells: {error}") from error
     if hours <= most:
         return
-    fits = int(most / sum(gpus) * 60)
+    fits = 0 if fixed else int(most / sum(gpus) * 60)
     plural = "s" if len(gpus) > 1 else ""
     raise UserError(
         f"--max-gpu-hours {most:g}: {len(gpus)} cell{plural} of at most {time} in each start could use {hours:.4g} GPU-hours; "

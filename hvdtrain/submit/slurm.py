@@ -26,7 +26,8 @@ from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.nodes import nodes_for, with_hidden
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
-from hvdtrain.submit.study import Known, Plan, keep, write_cell
+from hvdtrain.submit.study import Known, Plan, keep, read_known, write_cell
+from hvdtrain.submit.study import plan as plan_of
 from hvdtrain.submit.view import look as look_at
 
 #: Option of the command line -> key of the profile that it overrides.
@@ -144,9 +145,16 @@ class Slurm:
         return batch_script.render(cell, self.site.model_copy(update={"cpus_per_task": cpus}), where)
 
     def more_scripts(self, cells: list[Cell], request: Request) -> list[tuple[str, str]]:
-        """What else --dry-run prints: the scripts of arrays, with where they are written."""
+        """What else --dry-run prints: the scripts of arrays, with where they are written, and that of the report.
+
+        Raises:
+            UserError: the cells that have not completed could take too many hours, as far as that is known without asking SLURM.
+        """
         study = Path(os.path.abspath(request.directory / request.folder))
         scripts = {cell.name: self.script(cell, request) for cell in cells}
+        if self._most_hours is not None:
+            known = {name: self._renamed(cell) for name, cell in read_known(study).items()}
+            self._check_hours(plan_of(cells, known, study.name, retry_failed=request.retry_failed).run, scripts)
         number, found = submissions.next_number(study), []
         for index, batch in enumerate(self._batches(scripts)):
             part = {name: scripts[name] for name in batch.cells}
@@ -154,6 +162,8 @@ class Slurm:
             if submission.array:
                 path = request.folder / submissions.FOLDER / submission.folder / "script.sh"
                 found.append((f"array of {', '.join(batch.cells)}: {path}", text))
+        if request.then_report and not request.wait:
+            found.append(("the report, when all cells have ended", report_job.script(self.site, study, ())[1]))
         return found
 
     def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
@@ -162,7 +172,7 @@ class Slurm:
         Raises:
             SlurmError: SLURM does not answer, so nobody knows which of them wait or run.
         """
-        known = {name: replace(cell, facts=self._renamed(cell.facts)) for name, cell in known.items()}
+        known = {name: self._renamed(cell) for name, cell in known.items()}
         if not known or not (folder / "study.json").exists():  # without it nothing was handed over
             return known
         views = look_at(folder, record.read_study(folder), must_answer=True).cells
@@ -186,7 +196,7 @@ class Slurm:
         study = Path(os.path.abspath(request.folder))
         cells = {cell.name: cell for cell in plan.run}
         scripts = {name: self.script(cell, request) for name, cell in cells.items()}
-        limits.check_hours(self._most_hours, [cell.gpus for cell in plan.run], self.site.time)
+        self._check_hours(plan.run, scripts)
         report = request.then_report and not request.wait
         limits.check_jobs(
             self.site.limits, len(cells) + report, f"{len(cells)} cells{' and a report' if report else ''}"
@@ -238,11 +248,18 @@ class Slurm:
             found[key] = name
         return tuple(found)
 
-    def _renamed(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A `cell.json` of a version that recorded the name which the user typed, with the profile's."""
+    def _renamed(self, cell: Known) -> Known:
+        """A cell of a version that recorded the name of a GPU type which the user typed, with the profile's."""
+        name = cell.facts.get("gpu_type")
         with contextlib.suppress(UserError):  # the site may have no such type any more
-            return {**facts, "gpu_type": self.site.gpu_key(name)} if (name := facts.get("gpu_type")) else facts
-        return facts
+            return replace(cell, facts={**cell.facts, "gpu_type": self.site.gpu_key(name)}) if name else cell
+        return cell
+
+    def _check_hours(self, cells: Sequence[Cell], scripts: Mapping[str, str]) -> None:
+        """By the time limit in the scripts, all of one site: a directive of its profile goes before --time."""
+        if cells:
+            time = batch_script.value(next(iter(scripts.values())), "time")
+            limits.check_hours(self._most_hours, [cell.gpus for cell in cells], time, fixed=time != self.site.time)
 
     def _read(self) -> Profile:
         given = self._given

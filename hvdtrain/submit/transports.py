@@ -34,7 +34,7 @@ class Transport(Protocol):
         """The script of a cell: the same text for --dry-run, `script.sh`, and what runs."""
 
     def more_scripts(self, cells: list[Cell], request: Request) -> list[tuple[str, str]]:
-        """Headings and texts of scripts beside the cells' own, for --dry-run."""
+        """Headings and texts of scripts beside the cells' own, for --dry-run, which a limit may be against."""
 
     def review(self, folder: Path, known: Mapping[str, Known]) -> Mapping[str, Known]:
         """What is known of a study's cells, with what the place knows."""
