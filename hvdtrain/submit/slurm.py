@@ -10,28 +10,32 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hvdtrain import attempts, record
 from hvdtrain.errors import UserError
 from hvdtrain.launch import choice
-from hvdtrain.site import commands, detect, files
 from hvdtrain.site.commands import SlurmError
-from hvdtrain.site.files import Layer, Profile
 from hvdtrain.site.profile import Site
-from hvdtrain.site.times import minutes
-from hvdtrain.submit import batch_script, batches, limits, queue, report_job, sbatch, submissions, values, watch
+from hvdtrain.submit import (
+    batch_script,
+    batches,
+    cluster,
+    limits,
+    queue,
+    report_job,
+    sbatch,
+    submissions,
+    values,
+    watch,
+)
 from hvdtrain.submit.cell import Cell, Shape
 from hvdtrain.submit.lock import StudyLock
-from hvdtrain.submit.nodes import nodes_for, with_hidden
+from hvdtrain.submit.nodes import nodes_for
 from hvdtrain.submit.request import Request
 from hvdtrain.submit.shape import place
 from hvdtrain.submit.study import Known, Plan, keep, read_known, write_cell
 from hvdtrain.submit.study import plan as plan_of
 from hvdtrain.submit.view import look as look_at
-
-#: Option of the command line -> key of the profile that it overrides.
-_OPTIONS = {"partition": "partition", "account": "account", "qos": "qos", "time": "time", "mem": "mem"}
 
 
 class Slurm:
@@ -50,8 +54,7 @@ class Slurm:
         self._most_hours = (
             None if given.max_gpu_hours is None else values.positive("--max-gpu-hours", given.max_gpu_hours, "hours")
         )
-        self.profile = self._read()
-        self.facts: detect.Facts | None
+        self.profile, self.facts = cluster.read(given)
 
     @property
     def site(self) -> Site:
@@ -260,42 +263,6 @@ class Slurm:
         if cells:
             time = batch_script.value(next(iter(scripts.values())), "time")
             limits.check_hours(self._most_hours, [cell.gpus for cell in cells], time, fixed=time != self.site.time)
-
-    def _read(self) -> Profile:
-        given = self._given
-        if commands.present():
-            commands.cluster()  # whether one is chosen, not several
-        try:
-            self.facts = detect.look() if commands.present() else None
-        except SlurmError:
-            self.facts = None  # --dry-run needs no cluster; `look` says what is wrong
-        for name in (*_OPTIONS, "container"):
-            if getattr(given, name) == "":
-                raise UserError(f'--{name} "": give a value, or leave the option out')
-        detected = [] if self.facts is None else [Layer(files.DETECTED, detect.profile(self.facts))]
-        typed: dict[str, Any] = {
-            key: getattr(given, name) for name, key in _OPTIONS.items() if getattr(given, name) is not None
-        }
-        if given.time is not None:
-            try:
-                minutes(given.time)
-            except ValueError as error:
-                raise UserError(f"--time {error}") from error
-        if given.cpus_per_task is not None:
-            typed["cpus_per_task"] = values.count("--cpus-per-task", given.cpus_per_task)
-        if given.container is not None:
-            typed["container"] = {"image": given.container}
-        parts = [*detected, *files.layers(Path.cwd(), given.site), Layer(files.COMMAND_LINE, typed)]
-        profile = files.combine(parts, self.facts.groups if self.facts is not None else ())
-        if self.facts is not None:
-            shown, self.facts = self.facts.groups, with_hidden(profile, self.facts)
-            types = detect.hidden_types(shown, self.facts.groups)
-            profile = files.combine([Layer(files.DETECTED, {"gpus": types}), *parts], shown) if types else profile
-        site = profile.site
-        if given.container is not None and site.container.kind == "none":
-            kind = "apptainer"
-            site = site.model_copy(update={"container": site.container.model_copy(update={"kind": kind})})
-        return replace(profile, site=site)
 
     def _batches(self, scripts: Mapping[str, str]) -> list[batches.Batch]:
         return batches.batches(scripts, array_size=self.site.limits.array_size, max_parallel=self._parallel)
