@@ -50,3 +50,7 @@ def test_cells_that_have_another_name_of_their_gpu_type_are_recognised(
     told = capsys.readouterr().out
     assert "n2-a100 is the same configuration as n2-A100, which the study has already" in told
     assert "0 to run, 1 finished already" in told
+    ended("failed", "n2-A100")
+    words = ["--gpus", "2", "--gpu-type", "a100", "--retry-failed", "--time", "60"]
+    assert cli.main([*SUBMIT, *words, "--max-gpu-hours", "2", "--dry-run"]) == 0
+    assert cli.main([*SUBMIT, *words, "--max-gpu-hours", "1", "--dry-run"]) == 2
