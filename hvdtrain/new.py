@@ -47,8 +47,11 @@ def _importable(name: str, folder: Path) -> bool:
     spec = importlib.util.find_spec(name)
     if spec is None:
         return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(not same(Path(place).parent, folder) for place in places)
+    if spec.origin:
+        return not same(Path(spec.origin).parent, folder)
+    # A folder without Python in it, of images say, is no module that anybody needs.
+    places = map(Path, spec.submodule_search_locations or ())
+    return any(not same(place.parent, folder) and any(place.glob("*.py")) for place in places)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -281,6 +281,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         """Leave the model as it was."""
         self.end()
+        session().progress("training", 0)  # what comes after counts its own steps
 
     def end(self) -> None:
         """Give the model its own train function back, and steps outside of `fit` their full weight: its last one may have none."""

@@ -158,14 +158,16 @@ def _alone(place: Path) -> Iterator[bool]:
 
 
 def _locked(file: IO[str], place: Path) -> bool:
-    said = False
+    known = None
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if not said:
+            if known is None:
                 print(f"waiting for another process that fetches weights to {place}", flush=True)
-                said = True
-            alive("waiting for weights")
+            # Who waits for a download that stands still is not alive either: it may be the other node's of this very world.
+            if (now := sum(map(_bytes_in, place.glob(f"{_ASIDE}*")))) > (known or 0):
+                alive("waiting for weights")
+            known = now
             time.sleep(_POLL_SECONDS)

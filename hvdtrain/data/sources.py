@@ -81,7 +81,8 @@ class Source:
             shared = self._names() & other._names() if other is not self else set()
             if other.name in here and shared:
                 return other.name
-            if other.folder == named and any(_present(folder, name) for name in shared):
+            whole = any(all(_present(folder, name) for name in layout) for layout in other.layouts)
+            if other.folder == named and shared and whole:
                 return other.name  # put there by hand, which leaves no mark
         return ""
 

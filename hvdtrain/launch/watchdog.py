@@ -38,6 +38,7 @@ class Watchdog:
         self.activity = "starting"
         self.waiting = False
         self.counters: list[Callable[[], int]] = []
+        self._told = 0, 0
         self._rank = rank
         self._node = node
         self._client = client
@@ -72,11 +73,18 @@ class Watchdog:
                 return
 
     def _beat(self) -> Verdict | None:
-        counted = [count() for count in self.counters]
-        step, beats = self.step or max(counted, default=0), self.beats + sum(counted)
+        counted = sum(count() for count in self.counters)
+        if counted > self._told[0] and self.beats == self._told[1]:
+            self.activity = "training"  # what the main thread told last is over
+        self._told = counted, self.beats
         try:
             answer = self._client.send(
-                "beat", node=self._node, step=step, beats=beats, activity=self.activity, waiting=self.waiting
+                "beat",
+                node=self._node,
+                step=self.step or counted,
+                beats=self.beats + counted,
+                activity=self.activity,
+                waiting=self.waiting,
             )
             if answer.get("stack"):
                 self._client.send("stack", stack=self._stack())

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hvdtrain.errors import printable
 from hvdtrain.record import Epoch
 from hvdtrain.submit import estimate
 from hvdtrain.submit.cell import Cell
@@ -125,7 +126,7 @@ class LineDisplay:
 
     def say(self, text: str) -> None:
         """Print lines that stay."""
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
     def started(self) -> None:
         """A cell begins."""

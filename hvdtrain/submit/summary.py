@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.errors import printable
 from hvdtrain.submit.attempt import tail
 from hvdtrain.submit.view import CellView
 
@@ -90,7 +91,7 @@ def print_reasons(rows: Sequence[dict[str, Any]]) -> None:
         print()
     for reason, cells in reasons.items():
         several = ", ".join(cells) if len(cells) <= 3 else f"{cells[0]}, {cells[1]} and {len(cells) - 2} more"
-        print(f"{several} {reason}")
+        print(printable(f"{several} {reason}"))
 
 
 def print_hours(rows: Sequence[dict[str, Any]]) -> None:

@@ -198,6 +198,8 @@ def test_a_guard_that_a_name_alone_takes_no_folder(tmp_path: Path) -> None:
     fashion = sources.source("fashion-mnist")
     assert fashion.taken_for(place) == ""
     for name in fashion.layouts[0]:
+        assert fashion.taken_for(place) == "", "a fetch that was broken off goes on"
         (place / name).touch()
+    assert fashion.taken_for(place) == "mnist"
     sources.note_fetched(place, "fashion-mnist")
     assert sources.locate("fashion-mnist", place) == place

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,3 +191,25 @@ def test_kerases_own_downloads_go_that_way(tmp_path: Path) -> None:
     )
     assert f"(they stay in {tmp_path}/home/models)" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_who_waits_for_a_download_that_stands_still_is_not_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes share a home: what the one waits for is the other's, of the same world."""
+    told: list[str] = []
+    monkeypatch.setattr(pretrained, "alive", told.append)
+    monkeypatch.setattr(pretrained, "_POLL_SECONDS", 0.02)
+    aside = tmp_path / f"{pretrained._ASIDE}x"
+    aside.mkdir()
+    (aside / "weights").write_bytes(b"begun")
+    with open(tmp_path / "lock", "w") as held, open(tmp_path / "lock", "w") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = pool.submit(pretrained._locked, other, tmp_path)
+        time.sleep(0.3)
+        assert told == ["waiting for weights"]
+        (aside / "weights").write_bytes(b"begun and gone on")
+        time.sleep(0.3)
+        assert told == ["waiting for weights"] * 2
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert waiting.result(timeout=5)

@@ -16,7 +16,7 @@ from hvdtrain import record
 from hvdtrain.__main__ import COMMANDS
 from hvdtrain.__main__ import main as hvdtrain_main
 from hvdtrain.errors import UserError, run_cli
-from hvdtrain.submit import status
+from hvdtrain.submit import status, summary
 from hvdtrain.submit.lock import StudyLock
 
 
@@ -168,3 +168,9 @@ def test_status_of_a_real_study(submit: Submit, room: Path) -> None:
     done = hvdtrain_in(room, "status", "toy")
     assert done.returncode == 0
     assert re.search(r"^n1 +completed +2/2 ", done.stdout, re.MULTILINE)
+
+
+def test_reasons_may_hold_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"cell": "n1", "status": "failed", "reason": "/data/caf\udce9 does not exist"}]
+    summary.print_reasons(rows)
+    assert "n1 failed: /data/caf\ufffd does not exist" in capsys.readouterr().out

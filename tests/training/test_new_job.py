@@ -63,3 +63,10 @@ def test_what_lies_in_the_folder_itself_is_no_module_to_hide(tmp_path: Path, mon
     assert new.write("flowers", "torch", tmp_path).is_file()
     with pytest.raises(UserError, match="exists already"):
         new.write("flowers", "torch", tmp_path)
+    for folder in ("birds", "jobs"):
+        (tmp_path / folder).mkdir()
+    assert new.write("birds", "torch", tmp_path / "jobs").is_file(), "nor is a folder of images elsewhere one"
+    (tmp_path / "jobs/birds.py").unlink()
+    (tmp_path / "birds/swan.py").touch()
+    with pytest.raises(UserError, match="is a module that a job"):
+        new.write("birds", "torch", tmp_path / "jobs")

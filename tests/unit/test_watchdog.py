@@ -214,3 +214,26 @@ def test_a_meeting_file_that_stays_keeps_nobody(
 def test_what_is_said_may_hold_names_that_are_no_utf_8(capfd: pytest.CaptureFixture[str]) -> None:
     watchdog.say("/data/caf\udce9 is not a folder")
     assert capfd.readouterr().err == "hvdtrain: /data/caf\\udce9 is not a folder\n"
+
+
+def test_steps_that_are_counted_say_what_a_rank_does(process: Process) -> None:
+    """Those of a compiled loop: Python told last that it was saving, or has told nothing yet."""
+    sent: list[dict[str, Any]] = []
+
+    def send(verb: str, **message: Any) -> Message:
+        sent.append(message)
+        return {"state": "run"}
+
+    rank = Watchdog(0, "node1", SimpleNamespace(send=send), 300.0, None)  # type: ignore[arg-type]
+    rank.stop()
+    older, newer = [7], [0]
+    rank.counters += [lambda: older[0], lambda: newer[0]]
+    told = []
+    for change in ("begin", "step", "save", "step"):
+        if change == "step":
+            newer[0] += 1
+        elif change == "save":
+            rank.activity, rank.beats = "saving", rank.beats + 1
+        rank._beat()
+        told.append((sent[-1]["activity"], sent[-1]["step"], sent[-1]["beats"]))
+    assert told[1:] == [("training", 8, 8), ("saving", 8, 9), ("training", 9, 10)]
