@@ -1,7 +1,8 @@
 """How ranks of TensorFlow talk to each other: what any transport can do, and Horovod's.
 
 In a graph each gradient is sent by itself, as soon as it is computed, so that sending hides behind the rest of the backward pass;
-Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all go as one group.
+Horovod fuses what is ready at the same time. In eager mode operations wait for their results, so all that are of single precision
+go as one group.
 
 In a graph the scope would be part of a message's name, and that of an optimizer may be another on each rank ("sgd", "sgd_1"), so it
 is left out.
@@ -55,6 +56,8 @@ class HorovodRanks:
         if not tf.executing_eagerly() or compression == "bf16" or sparse:
             return _average_and_sum(hvd, grads, names, control, compression)
         sent = [_compressed(grad, compression) for grad in grads]
+        if any(each.dtype != control.dtype for each in sent):
+            return _average_and_sum(hvd, grads, names, control, compression)  # one group has numbers of one kind
         # One group has one operation: the control's average times the size is its sum.
         *received, control = hvd.grouped_allreduce([*sent, control], op=hvd.Average, name="hvdtrain.gradients")
         averaged = [tf.cast(each, grad.dtype) for each, grad in zip(received, grads, strict=True)]

@@ -142,8 +142,11 @@ CASES: dict[str, Case] = {
     "tokens_fewer_than_ranks": (tokens, lambda: SGD(0.1, momentum=0.9), {"tokens": True, "n": 97}),
     "tokens_accumulated": (tokens, lambda: SGD(0.1, gradient_accumulation_steps=2), {"tokens": True}),
     "fp16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "fp16"}),
+    "fp16_on_the_wire_eager": (perceptron, lambda: SGD(0.1), {"compression": "fp16", "eager": True}),
     "bf16_on_the_wire": (perceptron, lambda: SGD(0.1, momentum=0.9), {"compression": "bf16"}),
     "bf16_on_the_wire_eager": (perceptron, lambda: SGD(0.1), {"compression": "bf16", "eager": True}),
+    "float64": (perceptron, lambda: SGD(0.1, momentum=0.9), {"policy": "float64"}),
+    "float64_eager": (perceptron, lambda: SGD(0.1, momentum=0.9), {"policy": "float64", "eager": True}),
     "mixed_bfloat16": (perceptron, lambda: SGD(0.1, momentum=0.9), {"policy": "mixed_bfloat16"}),
     "mixed_float16": (perceptron, lambda: SGD(0.1, momentum=0.9), {"policy": "mixed_float16"}),
     # Half precision decides the sign of a gradient that is nearly zero; with its usual epsilon Adam makes a whole step of that.

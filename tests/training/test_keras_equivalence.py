@@ -28,6 +28,7 @@ TOLERANCE = {
     "sparse_adam_clipped": 1e-5,
     "gradients_none": 1e-5,
     "fp16_on_the_wire": 2e-3,
+    "fp16_on_the_wire_eager": 2e-3,
     "bf16_on_the_wire": 2e-2,
     "bf16_on_the_wire_eager": 2e-2,
     "mixed_bfloat16": 3e-2,
