@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from typing import Any
 
 import keras
@@ -50,7 +49,7 @@ def broadcast(model: Any, optimizer: Any = None) -> None:
             seed = keras.ops.convert_to_numpy(variable).copy()
             seed[0] = (int(seed[0]) + _SEED_STRIDE * world().rank) % 2**31
             variable.assign(seed)
-        _separate_once()
+        backend().separate_random(_SEED_STRIDE * world().rank)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     state.started = synchronization(inner).started = True
 
@@ -69,12 +68,6 @@ def refuse_differing_steps(steps: int | None) -> None:
                 "Use hvdtrain.keras.loader(x, y, batch_size=...), or give steps_per_epoch"
             )
         )
-
-
-@cache
-def _separate_once() -> None:
-    """A second `fit` goes on with the numbers of the first."""
-    backend().separate_random(_SEED_STRIDE * world().rank)
 
 
 def _same_everywhere(shapes: list[tuple[str, tuple[int, ...]]]) -> None:

@@ -25,6 +25,9 @@ class Torch:
 
     strategies: tuple[str, ...] = ("horovod", "single")
 
+    def __init__(self) -> None:
+        self._separated: int | None = None  # the seed that `separate_random` gave
+
     def start(self, session: Session, strategy: str) -> str:
         """Start Horovod; returns its controller."""
         hvd = _horovod()
@@ -69,15 +72,20 @@ class Torch:
         return [state.numpy() for state in states]
 
     def set_random_state(self, state: Any) -> None:
-        """Restore `random_state`."""
+        """Restore `random_state`, the seed included."""
+        separated = torch.initial_seed() == self._separated
         cpu, *gpus = (torch.from_numpy(each.copy()) for each in state)
         torch.set_rng_state(cpu)
         if gpus:
             torch.cuda.set_rng_state_all(gpus)
+        if separated:
+            self._separated = torch.initial_seed()
 
     def separate_random(self, offset: int) -> None:
-        """Draw other numbers than before, by seeds that lie `offset` apart."""
-        torch.manual_seed(torch.initial_seed() + offset)
+        """Draw other numbers than before, by seeds that lie `offset` apart; go on where that is done and nobody seeded since."""
+        if torch.initial_seed() != self._separated:
+            self._separated = torch.initial_seed() + offset
+            torch.manual_seed(self._separated)
 
     def wire(self, compression: str) -> Wire:
         """What an optimizer sends."""

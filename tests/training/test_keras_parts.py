@@ -137,3 +137,35 @@ def test_one_process_draws_breaks_off_and_begins_epochs_anew(tmp_path: Path) -> 
     stopped, ended = (run_world(1, script, tmp_path / "kept", KERAS_BACKEND="tensorflow") for _ in range(2))
     assert stopped.status == 75, stopped.err
     assert (ended.status, ended.out.count("all three")) == (0, 1), ended.err
+
+
+SEEDED_AGAIN = """
+import json
+import keras, numpy as np
+import hvdtrain.keras as hk
+world = hk.init()
+ones = np.ones((16, 64), "float32")
+seen = []
+for seed in (1, 2, 2, None, None):
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(hk.loader(ones, ones[:, :1], batch_size=4), callbacks=hk.callbacks(), verbose=0)
+    drawn = keras.ops.convert_to_numpy(model.layers[0](ones[:1], training=True))[0]
+    seen.append(hk.gather_objects((drawn > 0).astype(int).tolist()))
+if world.rank == 0:
+    print(json.dumps(seen))
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_of_pytorch_that_a_script_seeds_again_draw_each_for_itself_in_a_later_fit(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SEEDED_AGAIN)
+    ended = run_world(2, script, options=["--launcher", "local"], KERAS_BACKEND="torch")
+    assert ended.status == 0, ended.err
+    first, second, again, on, further = json.loads(ended.out.splitlines()[-1])
+    for mine, other in (first, second, again, on, further):
+        assert mine != other, "ranks drop the same units"
+    assert on not in (again, further)  # not seeded, it goes on with the numbers of the one before
