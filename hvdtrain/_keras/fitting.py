@@ -15,7 +15,7 @@ from hvdtrain._keras import state
 from hvdtrain._keras.around import BeforeOthers, OnlyNewSteps
 from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.further import Optimizers
-from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.loader import Loader, for_evaluation
 from hvdtrain._keras.loss_weight import UnionLosses
 from hvdtrain._keras.metrics import world_metrics
 from hvdtrain._keras.monitor import Monitor
@@ -119,6 +119,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
             _recorded = ours.recorded
             if ours.loader is not None:
                 ours.loader.train_as()
+                ours.loader.start(ours.loader.epoch)  # whole, where it went on in its middle
     if ours.left_early:
         ours.checkpoints.leave_early()
     history.history = ours.history
@@ -196,13 +197,9 @@ def _without_xla(model: Any) -> None:
 
 def _prepare(model: Any, arguments: dict[str, Any], ours: Training) -> None:
     """Build the model, and mend or refuse what in `compile` and `fit` does not go together with several ranks."""
+    arguments["validation_data"] = for_evaluation(arguments["validation_data"])
     if ours.loader is not None:
         arguments["shuffle"] = False  # Keras would shuffle the batches once more, in another order on each rank
-        changed = [name for name in ("steps_per_epoch", "class_weight") if arguments[name] is not None]
-        if changed and arguments["validation_data"] is ours.loader:
-            raise UserError(
-                f"{changed[0]} is of training alone: give validation_data a validation_loader of the same arrays"
-            )
         # Keras would begin an epoch where the one before ended, with batches that weigh otherwise.
         ours.loader.train_as(arguments["steps_per_epoch"], arguments["class_weight"])
         arguments["steps_per_epoch"] = arguments["class_weight"] = None

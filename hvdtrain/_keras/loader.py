@@ -49,6 +49,8 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: tuple[int, int, list[ShardBatch]] = (0, 0, [])
         self.epoch = 1
         self._skipped = 0
+        self._options = options
+        self._for_evaluation: ValidationLoader | None = None
         self._limit: int | None = None
         self._class_weight: dict[int, float] | None = None
         #: Last steps that would leave a device of this process without a sample, and batch normalisation without a mean.
@@ -133,6 +135,21 @@ class Loader(keras.utils.PyDataset):  # type: ignore[misc]
         """Samples of the epoch that the world has trained on after `steps` of the steps that are given now."""
         return min(self.n_samples, self._skipped + steps * self.batch_size * world().size)
 
+    def for_evaluation(self) -> ValidationLoader:
+        """Of the same arrays: each sample once, where ranks that have none in the last step of an epoch take one of others'.
+
+        Raises:
+            UserError: it trains on samples that are others in each epoch, or has fewer of them than ranks.
+        """
+        if any(hasattr(leaf, "in_epoch") for leaf in keras.tree.flatten(list(self._arrays))):
+            raise UserError(
+                "this loader gives samples that are others in each epoch (augmented): evaluate what they are made from, "
+                "hvdtrain.keras.validation_loader(x, y, batch_size=...)"
+            )
+        if self._for_evaluation is None:  # once: it may have threads
+            self._for_evaluation = ValidationLoader(self._arrays, self.batch_size, self._options)
+        return self._for_evaluation
+
 
 class ValidationLoader(keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's share of a data set for evaluation, in order; ranks may have different numbers of batches."""
@@ -206,6 +223,11 @@ def validation_loader(
     if batch_size < 1:
         raise UserError(f"a batch has at least one sample, not {batch_size}")
     return ValidationLoader(as_arrays(x, y, sample_weight), batch_size * in_process(), options)
+
+
+def for_evaluation(data: Any) -> Any:
+    """What an evaluation takes: of a loader for training each sample once; other data as it is."""
+    return data.for_evaluation() if isinstance(data, Loader) else data
 
 
 def _of_keras(options: dict[str, Any]) -> dict[str, Any]:

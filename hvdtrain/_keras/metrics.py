@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from hvdtrain._keras.backends import backend
+from hvdtrain._keras.loader import for_evaluation
 from hvdtrain._keras.start import session, sum_over_ranks, world
 from hvdtrain._keras.state import average_statistics
 from hvdtrain.errors import UserError
@@ -83,7 +84,7 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     Moving statistics of batch normalisation, of which each rank has its own, are replaced by their mean before.
 
     Args:
-        x: a `validation_loader`, or what `model.evaluate` takes: this rank's share.
+        x: a `validation_loader`, or a `loader`, each of whose samples counts once; or what `model.evaluate` takes: this rank's share.
         options: passed to `model.evaluate`.
 
     Returns:
@@ -96,6 +97,6 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     average_statistics(model)
     with world_metrics(model):
         result: dict[str, float] = model.evaluate(
-            backend().feed(x), y, return_dict=True, callbacks=[*given, _Alive()], **options
+            backend().feed(for_evaluation(x)), y, return_dict=True, callbacks=[*given, _Alive()], **options
         )
     return result
