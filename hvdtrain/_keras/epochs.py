@@ -25,6 +25,21 @@ _ACCURACIES = (
 )
 
 
+#: By name: a number, or a list of them where a metric has one for each class.
+Logs = dict[str, float | list[Any]]
+
+
+def plain(logs: dict[str, Any]) -> Logs:
+    """An epoch's logs from Keras, whose values may be tensors; a list of one value is a number."""
+    arrays = {name: keras.ops.convert_to_numpy(value).astype("float64") for name, value in logs.items()}
+    return {name: array.item() if array.size == 1 else array.tolist() for name, array in arrays.items()}
+
+
+def numbers(logs: Logs) -> dict[str, float]:
+    """Those of them that one can compare, and records know."""
+    return {name: value for name, value in logs.items() if not isinstance(value, list)}
+
+
 @dataclass(frozen=True)
 class Quantities:
     """What the records know of an epoch's logs."""

@@ -84,7 +84,8 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     Moving statistics of batch normalisation, of which each rank has its own, are replaced by their mean before.
 
     Args:
-        x: a `validation_loader`, or a `loader`, each of whose samples counts once; or what `model.evaluate` takes: this rank's share.
+        x: a `validation_loader`, or a `loader`, each of whose samples counts once; or this rank's share, as `model.evaluate`
+            takes it.
         options: passed to `model.evaluate`.
 
     Returns:

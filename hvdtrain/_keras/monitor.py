@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hvdtrain._keras.epochs import quantities
+from hvdtrain._keras.epochs import Logs, numbers, quantities
 from hvdtrain.errors import UserError, agreed
 
 MODES = ("auto", "min", "max")
@@ -33,7 +33,7 @@ class Monitor:
         if self.mode != "auto" and self.name is None:
             raise UserError(f'mode="{self.mode}" is of the value that monitor= names: give that too')
 
-    def score(self, model: Any, logs: dict[str, float], validates: bool) -> float | None:
+    def score(self, model: Any, logs: Logs, validates: bool) -> float | None:
         """Of the model after an epoch with these logs, higher is better; None without logs.
 
         Args:
@@ -41,7 +41,7 @@ class Monitor:
                 does not compare with the validation losses of others.
 
         Raises:
-            UserError: the name is not among them, or nobody knows what is better.
+            UserError: the name is not among them, or nobody knows what is better, or it has one value for each class.
         """
         if not logs:
             return None
@@ -51,8 +51,16 @@ class Monitor:
         if self.name is not None:
             if self.name not in logs:
                 raise agreed(UserError(f'monitor="{self.name}" is not among {", ".join(sorted(logs))}'))
-            return logs[self.name] if self._higher_is_better(model, self.name) else -logs[self.name]
-        found = quantities(logs)
+            value = logs[self.name]
+            if isinstance(value, list):
+                raise agreed(
+                    UserError(
+                        f'monitor="{self.name}" has {len(value)} values, one for each class, of which none tells the best epoch: '
+                        'give the metric one value, as F1Score(average="macro") has, or monitor another'
+                    )
+                )
+            return value if self._higher_is_better(model, self.name) else -value
+        found = quantities(numbers(logs))
         if found.val_acc is not None:
             return found.val_acc
         loss = found.val_loss if found.val_loss is not None else found.train_loss

@@ -12,7 +12,7 @@ from hvdtrain import record, stop
 from hvdtrain._keras import state
 from hvdtrain._keras.backends import Wire, agreed_by
 from hvdtrain._keras.checkpoints import Checkpoints, folder_for
-from hvdtrain._keras.epochs import EpochMeter, effective_rate
+from hvdtrain._keras.epochs import EpochMeter, Logs, effective_rate, numbers, plain
 from hvdtrain._keras.further import Optimizers, accumulated_in, inner_state
 from hvdtrain._keras.loader import Loader
 from hvdtrain._keras.monitor import Monitor
@@ -57,7 +57,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.loader: Loader | None = None
         self.make_step: Any = None  # in place of the model's own train function, if anything
         self.content: dict[str, Any] | None = None
-        self.history: dict[str, list[float]] = {}
+        self.history: dict[str, list[float | list[Any]]] = {}
         self.done = 0  # epochs before the first that this start trains
         self.over = False  # all that this `fit` was to train was trained before
         self._log: EpochLog | None = None
@@ -255,8 +255,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Record, save, and see whether anybody was asked to stop meanwhile."""
-        logs = {key: float(value) for key, value in (logs or {}).items()}
-        entry = self._meter.entry(self.epochs_before + epoch + 1, logs, self._wire, self.loader)
+        logs = plain(logs or {})
+        entry = self._meter.entry(self.epochs_before + epoch + 1, numbers(logs), self._wire, self.loader)
         if self._log is not None:
             self._log.append(entry)
         for key, value in logs.items():
@@ -355,7 +355,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self,
         content: dict[str, Any],
         own: dict[str, Any],
-        logs: dict[str, float] | None = None,
+        logs: Logs | None = None,
         stopped_early: bool = False,
     ) -> None:
         if self.checkpoints.folder is None:

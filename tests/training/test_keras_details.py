@@ -100,6 +100,22 @@ model.compile(hk.DistributedOptimizer(optimizer, lr_rule="none"), loss)
 model.fit(hk.loader(x, x[:, :1], batch_size=8, seed=5), epochs=1, callbacks=hk.callbacks(), verbose=0)
 """
 )
+CLASSES = (
+    HEAD
+    + """
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(45, 4)).astype("float32"), np.eye(3, dtype="float32")[rng.integers(0, 3, 45)]
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+optimizer = hk.DistributedOptimizer(keras.optimizers.SGD(0.1), lr_rule="none")
+model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy", keras.metrics.F1Score()], jit_compile=False)
+train, validation = hk.loader(x, y, batch_size=8 // world.size), hk.validation_loader(x, y, batch_size=8)
+callbacks = hk.callbacks(monitor=sys.argv[1] if sys.argv[1:] else None)
+history = model.fit(train, validation_data=validation, epochs=2, callbacks=callbacks, verbose=0).history
+if world.rank == 0:
+    print(json.dumps(history))
+"""
+)
 
 
 def run(script: str, folder: Path, backend: str, *arguments: object, ranks: int = 2) -> Ended:
@@ -185,3 +201,28 @@ def test_noise_scale_and_norm_are_those_of_the_measured_step(backend: str, accum
     assert entry["noise_scale"] == pytest.approx(estimate.value(), rel=1e-3)
     assert entry["grad_norm"] == pytest.approx(big**0.5, rel=1e-5)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["accumulate"] == accumulated
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_metric_may_have_one_value_for_each_class(backend: str, tmp_path: Path) -> None:
+    histories = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        ended = run(CLASSES, folder, backend, ranks=ranks)
+        assert ended.status == 0, ended.err
+        histories.append(json.loads(ended.out.splitlines()[-1]))
+        assert [epoch["val_acc"] for epoch in epochs(folder)] == histories[-1]["val_accuracy"]
+    one, two = histories
+    assert np.shape(one["f1_score"]) == np.shape(one["val_f1_score"]) == (2, 3)
+    assert two.keys() == one.keys()
+    for name, values in one.items():
+        np.testing.assert_allclose(two[name], values, atol=1e-5)
+
+
+def test_what_has_one_value_for_each_class_is_not_monitored(tmp_path: Path) -> None:
+    ended = run(CLASSES, tmp_path, "tensorflow", "val_f1_score", ranks=1)
+    assert ended.status == 2, ended.err
+    assert 'monitor="val_f1_score" has 3 values, one for each class' in ended.err
+    assert "Traceback" not in ended.err
