@@ -12,6 +12,7 @@ import keras
 
 from hvdtrain import stop
 from hvdtrain._keras import state
+from hvdtrain._keras.alone import fit_alone
 from hvdtrain._keras.around import BeforeOthers, OnlyNewSteps
 from hvdtrain._keras.backends import Wire, backend
 from hvdtrain._keras.further import Optimizers
@@ -24,7 +25,7 @@ from hvdtrain._keras.optimizer import (
     is_distributed,
     is_upstreams,
 )
-from hvdtrain._keras.others import Others, knows_ranks
+from hvdtrain._keras.others import Others, knows_ranks, listed
 from hvdtrain._keras.refused import refuse_what_differs
 from hvdtrain._keras.start import world
 from hvdtrain._keras.training import Training
@@ -80,14 +81,13 @@ def guard_fit() -> None:
 
 
 def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
-    given = arguments["callbacks"]
-    given = list(given.callbacks if hasattr(given, "callbacks") else given or [])
+    given = listed(arguments["callbacks"])
     ours = next((each for each in given if isinstance(each, Training)), None)
     _check_optimizer(model)
     _without_xla(model)
     if ours is None:
         if world().size == 1:
-            return original(model, **arguments)
+            return fit_alone(model, arguments, original)
         raise UserError(
             "model.fit runs in a world of several ranks without callbacks=hvdtrain.keras.callbacks(): nothing would make them "
             "start alike or report the metrics of all"

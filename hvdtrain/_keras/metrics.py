@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdtrain._keras.backends import backend
 from hvdtrain._keras.loader import for_evaluation
+from hvdtrain._keras.others import listed
 from hvdtrain._keras.start import session, sum_over_ranks, world
 from hvdtrain._keras.state import average_statistics
 from hvdtrain.errors import UserError
@@ -93,8 +94,7 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     """
     if world().rank != 0:
         options["verbose"] = 0
-    given = options.pop("callbacks", None)
-    given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
+    given = listed(options.pop("callbacks", None))
     average_statistics(model)
     with world_metrics(model):
         result: dict[str, float] = model.evaluate(

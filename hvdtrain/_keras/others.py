@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 # Attributes that are not learned; Keras turns the sign of min_delta at the first epoch after each start.
@@ -66,6 +67,11 @@ class Others:
                 if not _is_clock(getattr(callback, key, None)):  # of this start, which began it anew
                     # It may be restored again, and a list is changed in place.
                     setattr(callback, key, _copied(value))
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Those that `fit` or `evaluate` was given, in whichever form Keras takes them."""
+    return list(keras.tree.flatten(getattr(callbacks, "callbacks", callbacks) or []))
 
 
 def knows_ranks(callback: Any) -> bool:

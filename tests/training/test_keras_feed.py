@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,41 @@ def test_on_pytorch_flags_travel_on_the_device_of_the_gradients(tmp_path: Path) 
     script.write_text(FLAGS)
     ended = run_world(1, script, KERAS_BACKEND="torch")
     assert (ended.status, ended.out.count("on one device")) == (0, 1), ended.err
+
+
+EPOCHS = """
+import json
+import keras, numpy as np
+import hvdtrain.keras as hk
+hk.init()
+seen = []
+class Changed(np.ndarray):
+    def in_epoch(self, epoch, indices):
+        seen.append((epoch, *indices.tolist()))
+        return np.asarray(self[indices])
+x = np.ones((16, 4), "float32").view(Changed)
+told = []
+for given in ([], hk.callbacks(checkpoints=False)):
+    for options in ({}, {"steps_per_epoch": 1}):
+        train = hk.loader(x, np.ones((16, 1)), batch_size=8)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(hk.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+        seen.clear()
+        model.fit(train, initial_epoch=1, epochs=4, callbacks=given, verbose=0, **options)
+        told.append(sorted(set(seen)))
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_one_rank_without_our_callbacks_has_a_new_order_in_each_epoch_too(backend: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EPOCHS)
+    ended = run_world(1, script, KERAS_BACKEND=backend)
+    assert ended.status == 0, ended.err
+    plain, plain_steps, ours, ours_steps = json.loads(ended.out.splitlines()[-1])
+    for batches, steps in ((plain, 2), (plain_steps, 1), (ours, 2), (ours_steps, 1)):
+        # Keras may look at a batch of the first epoch before that one begins, to build the model.
+        assert [batch[0] for batch in batches if batch[0] > 1] == [epoch for epoch in (2, 3, 4) for _ in range(steps)]
+    for mine, other in ((plain, ours), (plain_steps, ours_steps)):
+        assert [batch for batch in mine if batch[0] > 1] == [batch for batch in other if batch[0] > 1]
