@@ -283,6 +283,12 @@ def _refuse(optimizer: Any) -> None:
         raise UserError(
             f"DistributedOptimizer takes an optimizer of Keras 3 such as keras.optimizers.SGD(0.01), not {optimizer!r}"
         )
+    # Some versions of Keras do not have it.
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise UserError(
+            "MultiOptimizer leaves the steps to optimizers of its own, whose gradients nothing would average: take one optimizer "
+            "for the whole model, or a train_step of your own with a DistributedOptimizer for each part (docs/train-with-keras.md)"
+        )
     if is_distributed(optimizer):
         raise UserError(
             "this optimizer was given to DistributedOptimizer before; its gradients would be averaged twice"

@@ -31,6 +31,7 @@ print("trained")
 CALLS = {
     "hk.DistributedOptimizer(optimizer)": "was given to DistributedOptimizer before",
     "hk.DistributedOptimizer('adam')": "takes an optimizer of Keras 3",
+    "hk.DistributedOptimizer(keras.optimizers.MultiOptimizer({}))": "with a DistributedOptimizer for each part",
     "hk.DistributedOptimizer(plain, lr_rule='linaer')": 'did you mean "linear"?',
     "hk.DistributedOptimizer(plain, lr_rule='adascale')": "hvdtrain.torch has",
     "hk.DistributedOptimizer(plain, warmup_epochs=-1)": "warmup_epochs=-1 is negative",
