@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from hvdtrain._keras.backends import Wire
 from hvdtrain._keras.loader import Loader
-from hvdtrain._keras.mirrored import ONE_PROCESS, Replicas
+from hvdtrain._keras.mirrored import ONE_PROCESS, TOO_LATE, Replicas
 from hvdtrain._keras.tensorflow_feed import counter, dataset
 from hvdtrain._keras.tensorflow_ranks import HorovodRanks, Ranks
 from hvdtrain._keras.tensorflow_step import Step, possible
 from hvdtrain._keras.tensorflow_wire import TensorFlowWire
+from hvdtrain.errors import UserError, agreed
 from hvdtrain.launch.session import Session
 from hvdtrain.world import World
 
@@ -35,20 +36,18 @@ class TensorFlow:
         return len(tf.config.list_physical_devices("GPU"))
 
     def use(self, place: World, strategy: str) -> None:
-        """Take this rank's device, or the devices of a strategy that has several, and no more cores than it was given."""
+        """Take this rank's device, or the devices of a strategy that has several, and no more cores than it was given.
+
+        Raises:
+            UserError: TensorFlow has taken devices and cores by itself before.
+        """
         if strategy in ONE_PROCESS:
             self._replicas = Replicas(strategy)
             return
-        if place.device != "cpu":
-            gpu = tf.config.list_physical_devices("GPU")[int(place.device.partition(":")[2] or 0)]
-            tf.config.set_visible_devices(gpu, "GPU")
-            tf.config.experimental.set_memory_growth(gpu, True)
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        if place.size > 1 and given.isdigit() and int(given):
-            # TensorFlow takes every core by default: ranks on one node would fight over them. A collective waits in a thread
-            # of its own, so one thread for operations is enough.
-            tf.config.threading.set_intra_op_parallelism_threads(int(given))
-            tf.config.threading.set_inter_op_parallelism_threads(max(2, int(given)))
+        try:
+            _take(place)
+        except RuntimeError:
+            raise agreed(UserError(TOO_LATE.format(strategy))) from None
 
     def start(self, session: Session, strategy: str) -> str:
         """Start what carries gradients between ranks; returns its controller."""
@@ -105,3 +104,16 @@ class TensorFlow:
         if self._replicas is not None:
             return self._replicas.wire(compression)
         return TensorFlowWire(self._ranks, compression)
+
+
+def _take(place: World) -> None:
+    if place.device != "cpu":
+        gpu = tf.config.list_physical_devices("GPU")[int(place.device.partition(":")[2] or 0)]
+        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if place.size > 1 and given.isdigit() and int(given):
+        # TensorFlow takes every core by default: ranks on one node would fight over them. A collective waits in a thread
+        # of its own, so one thread for operations is enough.
+        tf.config.threading.set_intra_op_parallelism_threads(int(given))
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, int(given)))

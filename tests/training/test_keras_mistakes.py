@@ -129,6 +129,18 @@ def test_a_wrong_call_says_what_is_legal(backend: str, tmp_path: Path) -> None:
         assert message in line
 
 
+@pytest.mark.ranks
+def test_a_model_that_is_made_before_init_is_refused_with_the_reason(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import keras\nimport hvdtrain.keras as hk\nkeras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\nhk.init()\n"
+    )
+    ended = run_world(2, script, options=["--launcher", "local"], KERAS_BACKEND="tensorflow")
+    assert ended.status == 2, ended.err
+    assert ended.err.count("call hvdtrain.keras.init() before any tensor or model is made") == 1
+    assert "Traceback" not in ended.err
+
+
 def test_jax_is_refused_with_the_reason(tmp_path: Path) -> None:
     """JAX is not installed here; what Keras says of itself is all that is asked."""
     script = tmp_path / "on_jax.py"
