@@ -102,7 +102,8 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
         arguments["verbose"] = 0
     global _fits, _recorded
     _fits += 1
-    ours.begin(_fits, _recorded, arguments["initial_epoch"])
+    first = arguments["initial_epoch"]
+    ours.begin(_fits, _recorded, first)
     if ours.content is not None:
         _go_on(model, ours, arguments)
         _build_metrics(model, ours)
@@ -123,7 +124,7 @@ def _fit(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if ours.left_early:
         ours.checkpoints.leave_early()
     history.history = ours.history
-    history.epoch = list(range(len(next(iter(ours.history.values()), []))))
+    history.epoch = list(range(first, first + len(next(iter(ours.history.values()), []))))
     return history
 
 

@@ -14,7 +14,10 @@ from hvdtrain._keras.loader import for_evaluation
 from hvdtrain._keras.others import listed
 from hvdtrain._keras.start import session, sum_over_ranks, world
 from hvdtrain._keras.state import average_statistics
-from hvdtrain.errors import UserError
+from hvdtrain.errors import UserError, refuse_unknown
+
+#: Of `model.evaluate`.
+_OPTIONS = ("batch_size", "verbose", "sample_weight", "steps", "callbacks", "return_dict")
 
 
 @contextmanager
@@ -87,11 +90,16 @@ def evaluate(model: Any, x: Any = None, y: Any = None, **options: Any) -> dict[s
     Args:
         x: a `validation_loader`, or a `loader`, each of whose samples counts once; or this rank's share, as `model.evaluate`
             takes it.
-        options: passed to `model.evaluate`.
+        options: passed to `model.evaluate`; the result is a dictionary whatever `return_dict` says.
 
     Returns:
         Loss and metrics by name.
+
+    Raises:
+        UserError: an option that `model.evaluate` does not have.
     """
+    refuse_unknown(options, _OPTIONS, "model.evaluate's arguments")
+    options.pop("return_dict", None)
     if world().rank != 0:
         options["verbose"] = 0
     given = listed(options.pop("callbacks", None))

@@ -1,4 +1,4 @@
-"""An evaluation counts each sample once, whatever it is given."""
+"""An evaluation counts each sample once, whatever it is given; what `fit` and `evaluate` return, and what they do not take."""
 
 from __future__ import annotations
 
@@ -86,3 +86,25 @@ def test_a_training_loader_is_whole_again_after_an_epoch_that_went_on_in_its_mid
     stopped = run(1, script, tmp_path)
     assert stopped.status == 75, stopped.err
     assert told(run(1, script, tmp_path)) == pytest.approx([100 / 37] * 3, rel=1e-5)
+
+
+RETURNED = """
+model = model_of()
+data = hk.validation_loader(x, y, batch_size=8)
+tell([
+    hk.fit(model, x, y, batch_size=16, initial_epoch=3, epochs=6, verbose=0).epoch,
+    model.fit(x, y, initial_epoch=3, epochs=6, verbose=0).epoch,
+    *([*hk.evaluate(model, data, verbose=0, return_dict=each)] for each in (True, False)),
+])
+hk.evaluate(model, data, verbos=0)
+"""
+
+
+def test_fit_and_evaluate_return_what_those_of_keras_do_and_tell_a_mistyped_option(tmp_path: Path) -> None:
+    ended = run(1, RETURNED, tmp_path)
+    assert ended.status == 2, ended.err
+    ours, of_keras, *evaluated = json.loads(next(line for line in ended.out.splitlines() if line.startswith("[")))
+    assert ours == of_keras == [3, 4, 5]
+    assert evaluated == [["loss", "mae"]] * 2
+    assert "verbos= is none of model.evaluate's arguments" in ended.err
+    assert 'did you mean "verbose"?' in ended.err and "Traceback" not in ended.err
