@@ -60,15 +60,22 @@ class Optimizers:
 
     def begin(self, steps: int | None) -> None:
         """Give all ranks rank 0's state, and warm-ups the length of an epoch in `steps` of `fit`, where that is known."""
-        for each in self._all:
-            if steps:
-                known = inner_state(each)
-                known.steps_per_epoch = known.steps_per_epoch or steps / accumulated_in(each)
         state.broadcast(self._model)
         for each in self.further:
             # One that has no variables yet says at its first step what to do.
             if each.built:
                 state.broadcast(self._model, each)
+        for each in self._all:
+            if steps:
+                _set_length(each, steps / accumulated_in(each))
+
+    def epochs_reached(self) -> float | None:
+        """By the warm-up of the model's own; None where nobody knows how long an epoch is."""
+        known = inner_state(self._model.optimizer)
+        if not known.steps_per_epoch:
+            return None
+        made = float(keras.ops.convert_to_numpy(_inner(self._model.optimizer).iterations))
+        return (made + known.steps_before) / known.steps_per_epoch
 
     def _learning_rate(self) -> Any:
         """The model's own, as an array; a schedule, which no callback can change, has none."""
@@ -168,6 +175,16 @@ def _unbuilt(optimizer: Any) -> str:
         "first step to which its state could be restored: call hvdtrain.keras.broadcast(part, optimizer) with the part of the "
         "model that it trains before fit"
     )
+
+
+def _set_length(optimizer: Any, updates: float) -> None:
+    """That of an epoch of this `fit`, for the warm-up, unless the script gave one."""
+    known = inner_state(optimizer)
+    then = known.steps_per_epoch
+    if then is None or known.counted:
+        known.steps_per_epoch, known.counted = updates, True
+        if then:
+            state.keep_epoch(_inner(optimizer), then)
 
 
 def accumulated_in(optimizer: Any) -> int:

@@ -33,7 +33,9 @@ class Synchronization:
         scaling: what the learning rate was multiplied with for this world.
         base_rate: the rate for one rank, or None for a schedule.
         steps_per_epoch: optimizer steps in an epoch, for the warm-up; `fit` knows it.
-        steps_before: to be added to the optimizer's own count for the warm-up: a world of another size made them.
+        counted: `fit` has counted `steps_per_epoch`, and a later one counts its own; else it stays what the script gave.
+        steps_before: to be added to the optimizer's own count for the warm-up: a world of another size, or a `fit` with epochs of
+            another length, made them.
         started: whether model and optimizer have rank 0's state. Before, no step is made.
         scaled: a loss-scaling optimizer is around this one, and is told first.
         applying: inside an update, where the rate is the warmed-up one.
@@ -47,6 +49,7 @@ class Synchronization:
     base_rate: float | None
     warmup_epochs: float
     steps_per_epoch: float | None
+    counted: bool = False
     steps_before: float = 0.0
     started: bool = False
     scaled: bool = False

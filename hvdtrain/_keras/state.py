@@ -269,7 +269,14 @@ def _restore_warmup(optimizer: Any, state: dict[str, Any]) -> None:
     now = synchronization(optimizer)
     # Earlier versions kept neither.
     then, now.steps_before = state.get("steps_per_epoch"), state.get("steps_before", 0.0)
-    if then and now.steps_per_epoch and then != now.steps_per_epoch:
+    if then:
+        keep_epoch(optimizer, then)
+
+
+def keep_epoch(optimizer: Any, then: float) -> None:
+    """The warm-up is at the epoch at which it was when epochs had `then` steps."""
+    now = synchronization(optimizer)
+    if now.steps_per_epoch and then != now.steps_per_epoch:
         made = float(keras.ops.convert_to_numpy(optimizer.iterations))
         now.steps_before = (made + now.steps_before) / then * now.steps_per_epoch - made
 

@@ -21,12 +21,18 @@ def note_settings(model: Any, loader: Loader | None) -> None:
     record.note(batch_size=batch, precision=names.get(policy, policy), accumulate=accumulated_in(model.optimizer))
 
 
-def show_rates(inner: Synchronization, epochs: int) -> None:
-    """Print the rates to come, and note them for the report. A schedule of Keras is known step by step only."""
+def show_rates(inner: Synchronization, epochs: int, before: int) -> None:
+    """Print the rates to come, and note them for the report. A schedule of Keras is known step by step only.
+
+    Args:
+        epochs: the last of this `fit`, from 1.
+        before: how many more the warm-up has behind it: of an earlier `fit`; negative where this one does not count from 1.
+    """
     if world().rank != 0 or inner.base_rate is None:
         return
     size = replicas()
-    plan = rates.table(inner.base_rate, inner.rule, size, epochs, warmup_epochs=inner.warmup_epochs)
+    rows = rates.table(inner.base_rate, inner.rule, size, epochs + before, warmup_epochs=inner.warmup_epochs)
+    plan = [dataclasses.replace(row, epoch=row.epoch - before) for row in rows[max(0, before) :]]
     record.note(lr_table=[dataclasses.astuple(row) for row in plan])
     print(f"hvdtrain: learning rate ({inner.base_rate:g} for one rank, rule {inner.rule}, {size} ranks):")
     for line in rates.describe(plan):

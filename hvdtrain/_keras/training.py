@@ -109,9 +109,17 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 first = self.epochs_before + self.done + 1
                 self._log = EpochLog(record.run_dir() / "epochs.jsonl", next_epoch=first)  # type: ignore[operator]
         self._optimizers.note_rate()
-        show_rates(inner, self.params["epochs"])
+        show_rates(inner, self.params["epochs"], self._warmed_before())
         self._function = self.model.train_function
         self.model.train_function = self._run_step
+
+    def _warmed_before(self) -> int:
+        """Epochs that the warm-up has behind it besides those of this `fit`."""
+        reached = self._optimizers.epochs_reached()
+        if reached is None:
+            return 0
+        within = self.content is not None and self.content["consumed"]
+        return (int(reached) if within else round(reached)) - self.done
 
     def _resume(self, content: dict[str, Any], inner: Any) -> None:
         self._optimizers.restore(content)

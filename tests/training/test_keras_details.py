@@ -80,6 +80,14 @@ else:
             model.fit(train, epochs=epochs, callbacks=hk.callbacks(), verbose=0)
 """
 )
+OTHER_LENGTHS = (
+    HEAD
+    + """
+model = model_of(loss=loss)
+for n, options in ((8, {"epochs": 1}), (16, {"epochs": 1}), (32, {"initial_epoch": 2, "epochs": 4})):
+    model.fit(hk.loader(x[:n], y[:n], batch_size=4), callbacks=hk.callbacks(), verbose=0, **options)
+"""
+)
 NO_NUMBER = (
     HEAD
     + """
@@ -156,6 +164,18 @@ def test_the_warm_up_goes_on_whatever_the_number_of_ranks(way: str, backend: str
         reached = epoch - 4 * ranks / 64
         expected.append(lr.rate(0.01, "linear", ranks, epoch=reached, warmup_epochs=6))
     assert [epoch["lr"] for epoch in epochs(tmp_path)] == pytest.approx(expected)
+
+
+@pytest.mark.ranks
+def test_the_warm_up_of_a_later_fit_goes_on_at_the_epoch_reached_in_epochs_of_its_own(tmp_path: Path) -> None:
+    ended = run(OTHER_LENGTHS, tmp_path, "tensorflow")
+    assert ended.status == 0, ended.err
+    # What is recorded is the rate of the last step of 1, 2, 4 and 4; the warm-up has two epochs.
+    expected = [lr.rate(0.01, "linear", 2, epoch=epoch, warmup_epochs=2) for epoch in (0.0, 1.5, 2.75, 3.75)]
+    assert [epoch["lr"] for epoch in epochs(tmp_path)] == pytest.approx(expected)
+    told = [line.removeprefix("hvdtrain:").split() for line in ended.out.splitlines() if ":   epoch" in line]
+    first, second = ["epoch", "1", "0.01", "->", "0.015"], ["epoch", "1", "0.015", "->", "0.02"]
+    assert told == [first, second, ["epochs", "1-2", "0.01", "->", "0.02"], ["epochs", "3-4", "0.02"]]
 
 
 @pytest.mark.ranks
