@@ -54,9 +54,11 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     Raises:
         ValueError: it is that of an optimizer of another shape or kind.
     """
+    # Not all defaults: torch adds some while it loads, which many optimizers have in no group.
+    expected = [optimizer.defaults.keys() & group.keys() for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group in optimizer.param_groups:
-        missing = sorted(optimizer.defaults.keys() - group.keys())
+    for wanted, group in zip(expected, optimizer.param_groups, strict=True):
+        missing = sorted(wanted - group.keys())
         if missing:
             raise ValueError(f"it has no {', '.join(missing)} for {type(optimizer).__name__}")
 

@@ -196,6 +196,40 @@ def test_a_checkpoint_of_a_script_that_was_changed_says_of_what_it_is(change: st
         _saved_then_resumed(tmp_path / "kept", first, second)
 
 
+def _optimizer(kind: str) -> Any:
+    import torch
+
+    class Own(torch.optim.Optimizer):
+        """As a user writes one: with a rate and nothing else."""
+
+        def __init__(self, parameters: Any, lr: float) -> None:
+            super().__init__(parameters, {"lr": lr})
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.add_(parameter.grad, alpha=-group["lr"])
+
+    return Own if kind == "Own" else getattr(torch.optim, kind)
+
+
+@pytest.mark.parametrize("kind", ["Own", "SparseAdam", "Adafactor", "Muon"])
+def test_an_optimizer_goes_on_though_torch_adds_defaults_that_it_has_not(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    ht.init()
+    for finished in (0, 1):
+        model = torch.nn.Embedding(4, 2, sparse=kind == "SparseAdam")
+        _, optimizer = ht.distribute(model, _optimizer(kind)(model.parameters(), lr=0.01))
+        optimizer.load_state_dict(optimizer.state_dict())  # as `distribute` does on all ranks but 0
+        checkpoints = ht.Checkpoints(model, optimizer, folder=False)
+        checkpoints.store = Store(tmp_path / "kept")
+        assert checkpoints.resume() == finished
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        checkpoints.save(1)
+
+
 def test_guard_a_scheduler_made_after_the_checkpoint_was_read_is_no_other_optimizer(tmp_path: Path) -> None:
     import torch
 
