@@ -70,7 +70,8 @@ def fit(
         accumulate: batches per rank whose gradients make one step.
         clip_norm: largest norm of the averaged gradient.
         loss_weight: of a batch's target (not yet on the GPU): what a loss of your own divides by where that is not the number of
-            samples, as the number of tokens that are not padding. So means over ranks' batches are means over their union.
+            samples, as the number of tokens that are not padding. So means over ranks' batches are means over their union. One that
+            derives from torch's with a `forward` of its own must have it, where it may weight or ignore classes.
         schedule: factor for the rate by epoch (see `hvdtrain.schedule`); a `Plateau` is fed with the validation loss, without
             validation with the training loss.
         early_stopping: an `EarlyStopping`, or epochs without a better validation loss that are accepted.

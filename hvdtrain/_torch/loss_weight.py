@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from hvdtrain._torch.start import sum_over_ranks, world
-from hvdtrain.errors import UserError
+from hvdtrain._torch.start import sum_over_ranks
+from hvdtrain.errors import UserError, agreed
 
 #: Of a batch's target: what its mean loss was divided by.
 Weigh = Callable[[Any], float]
 _FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
 _MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+#: What they ignore where nothing else is said.
+_IGNORED = -100
 
 
 class LossWeight:
@@ -32,11 +33,16 @@ class LossWeight:
         loss: of (output, target).
         weigh: None for what the loss itself tells: cross entropy and negative log-likelihood, as a module, as the function, or as a
             partial of it.
+
+    Raises:
+        UserError: a module made of one of these, with class weights or an ignored class, and no `weigh`.
     """
 
     def __init__(self, loss: Any, weigh: Weigh | None = None) -> None:
-        if weigh is None and world().rank == 0:
-            _warn_of_own_forward(loss)
+        #: One that is known has been given another forward: what that may ignore is looked for in targets.
+        self._looks = weigh is None and isinstance(loss, _MODULES) and not _as_its_parent(loss)
+        if self._looks:
+            _refuse_to_guess(loss)
         self._loss = loss
         self._weigh = weigh
         self._unit: float | None = None
@@ -48,10 +54,13 @@ class LossWeight:
         A target on a GPU would have to be waited for: with neither class weights nor an `ignore_index` it is not looked at there.
 
         Raises:
-            UserError: the user's function gives no number, or a negative one.
+            UserError: the user's function gives no number, or a negative one; or there is none, and a loss with a forward of its own
+                may ignore some of the target.
         """
         if self._weigh is not None:
             return _checked(self._weigh(target)) if samples else 0.0
+        if self._looks:
+            self._look_at(target)
         known = _known(self._loss)
         if known is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
@@ -66,6 +75,14 @@ class LossWeight:
         if class_weights is None:
             return float(counts.sum())
         return float(self._beside(target, class_weights)[target[counts]].sum())
+
+    def _look_at(self, target: Any) -> None:
+        """Refuse a target of which a loss with a forward of its own may ignore some; on a GPU, where looking waits, the first only."""
+        if not isinstance(target, torch.Tensor) or target.is_floating_point():
+            return
+        if bool((target == _IGNORED).any()):
+            raise _unclear(self._loss, f"the target has {_IGNORED}, which {type(self._loss).__name__} may ignore")
+        self._looks = not target.is_cuda
 
     def unit(self, target: Any, weight: float, samples: int) -> float:
         """What weights are given in while gradients travel; all ranks must ask together the first time.
@@ -102,14 +119,19 @@ def _as_its_parent(loss: nn.Module) -> bool:
     return type(loss).forward in [each.forward for each in _MODULES]
 
 
-def _warn_of_own_forward(loss: Any) -> None:
+def _refuse_to_guess(loss: Any) -> None:
     """What was made of a loss that is known may still divide by what that one does, and nobody can tell."""
-    if isinstance(loss, _MODULES) and not _as_its_parent(loss) and (loss.weight is not None or loss.ignore_index >= 0):
-        warnings.warn(
-            f"{type(loss).__name__} computes a loss of its own, so each batch counts for its samples. If it divides by class "
-            "weights or by what is not ignored, say so with loss_weight=",
-            stacklevel=4,
-        )
+    if loss.weight is not None or loss.ignore_index != _IGNORED:
+        raise agreed(_unclear(loss, f"{type(loss).__name__} has {'ignore_index' if loss.weight is None else 'weight'}"))
+
+
+def _unclear(loss: Any, why: str) -> UserError:
+    """Guessed wrongly, several ranks would train to another end than one, without a word."""
+    return UserError(
+        f"{type(loss).__name__} has a forward of its own, so nobody can tell what its mean is divided by, and {why}. Say what a "
+        "batch counts for: loss_weight=len for its samples, or a function of the target, such as "
+        f"lambda target: (target != {loss.ignore_index}).sum() for what is not ignored"
+    )
 
 
 def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:
@@ -121,7 +143,7 @@ def _known(loss: Any) -> tuple[torch.Tensor | None, int] | None:
     function, options = (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
     if function not in _FUNCTIONS or options.get("reduction", "mean") != "mean":
         return None
-    return options.get("weight"), options.get("ignore_index", -100)
+    return options.get("weight"), options.get("ignore_index", _IGNORED)
 
 
 def _checked(weight: Any) -> float:

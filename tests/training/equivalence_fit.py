@@ -36,7 +36,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int]] = {
     "fit_class_of_no_weight": ({}, 98),
     "fit_ignored_class": ({"accumulate": 2, "clip_norm": 0.1}, 101),
     "fit_padding": ({"accumulate": 3}, 106),
-    "fit_focal": ({}, 101),
+    "fit_focal": ({"loss_weight": len}, 101),
     "fit_loss_weight": ({"loss_weight": lambda target: (target >= 0).sum()}, 101),
 }
 

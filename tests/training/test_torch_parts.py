@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -414,19 +413,34 @@ def test_a_batch_weighs_what_its_mean_loss_was_divided_by() -> None:
     assert LossWeight(nn.CrossEntropyLoss())(output.softmax(1), 40) is None, "probabilities are a mean over samples"
 
 
-def test_a_loss_that_only_descends_from_one_that_is_known_weighs_as_one_of_ones_own() -> None:
+class OverTokens(nn.CrossEntropyLoss):
+    """Only reshapes: what divides is its parent."""
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.flatten(0, 1), target.flatten())
+
+
+def test_a_loss_that_only_descends_from_one_that_is_known_must_say_what_it_divides_by_where_that_may_differ() -> None:
+    """Neither by samples nor by what its parent divides is right for all such."""
+    for loss in (Focal(weight=torch.ones(5)), OverTokens(ignore_index=0), OverTokens(ignore_index=-1)):
+        with pytest.raises(UserError, match=f"{type(loss).__name__} has a forward of its own.* loss_weight=len"):
+            LossWeight(loss)
+        assert LossWeight(loss, lambda target: 3.0)(torch.ones(4), 4) == 3
+    padded, full = torch.tensor([[1, 2, -100], [1, -100, -100]]), torch.ones(2, 3, dtype=torch.long)
+    for weigh in (LossWeight(OverTokens()), LossWeight(Focal())):
+        assert weigh(full, 2) is None
+        assert weigh(torch.full((2, 3), -100.0), 2) is None, "probabilities are not ignored"
+        with pytest.raises(UserError, match=r"-100, which .* loss_weight=len"):
+            weigh(padded, 2)
+
+
+def test_a_loss_of_several_batches_that_is_told_what_it_divides_by_is_the_mean_over_all() -> None:
     torch.manual_seed(0)
     model, data = perceptron(), samples(40, 1)
     x, y = data.tensors
     loss = Focal(weight=torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0]))
-    with pytest.warns(UserWarning, match=r"Focal .* counts for its samples.* loss_weight="):
-        found = [ht.evaluate(model, loss, ht.validation_loader(data, size))[0] for size in (7, 40)]
+    found = [ht.evaluate(model, loss, ht.validation_loader(data, size), loss_weight=len)[0] for size in (7, 40)]
     assert found == pytest.approx([loss(model(x), y).item()] * 2)
-    # Nothing to say where it is told, or where it divides by samples as likely as not.
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert LossWeight(loss, lambda target: 3.0)(y, 40) == 3
-        assert LossWeight(Focal())(y, 40) is None
 
 
 def test_class_weights_may_change_while_training_goes_on() -> None:
