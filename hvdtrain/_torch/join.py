@@ -49,8 +49,9 @@ class JoinLoader:
             raise _nothing()
         # Samples of all ranks in an epoch, as far as anybody knows.
         known = 0 if self._iterable else len(cast(Sized, dataset))
-        total, unknown = sum_over_ranks([known, float(self._iterable)])
+        total, unknown, full, squares = sum_over_ranks([known, float(self._iterable), batch_size, batch_size**2])
         self._total = 0 if unknown else int(total)
+        self.full, self.alike = int(full), full**2 == world().size * squares
 
     @property
     def steps(self) -> int | None:
@@ -68,8 +69,8 @@ class JoinLoader:
         return min(1.0, self._consumed / self._total) if self._total else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Not the data nor the seed, which are each rank's own; see `TrainLoader`."""
-        return {"uneven": "join", "batch_size": self.batch_size, "epoch": self.epoch}
+        """Not the data, the seed and the size of a batch, which are each rank's own; see `TrainLoader`."""
+        return {"uneven": "join", "epoch": self.epoch}
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, which ends on all ranks at once."""

@@ -24,6 +24,8 @@ class TrainLoader(Protocol):
     """What `fit` and `Checkpoints` need of a loader. Both `Loader` and `JoinLoader` are such."""
 
     batch_size: int
+    full: int
+    alike: bool
     epoch: int
     samples: int
     weight: float
@@ -71,7 +73,11 @@ class Loader:
             samples of the step. 1.0 except in a last step that the samples do not fill.
         union: how many samples of all ranks count in the current step.
         batch_size: samples per rank and step.
+        full: samples of all ranks in a step that is short of none.
+        alike: all ranks have the same `batch_size`.
     """
+
+    alike = True
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class Loader:
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
+        self.full = batch_size * world().size
         self.epoch = 1
         self.consumed = 0
         self.samples = 0

@@ -43,7 +43,7 @@ class _Group:
 
     Attributes:
         weight: of this rank's; None where that is their number of samples.
-        full: no rank has less to give than it could.
+        full: no rank has less to give than it could, nor than another.
     """
 
     batches: int = 0
@@ -167,10 +167,10 @@ class Trainer:
         Args:
             counts: what the batch weighs; None for its number of samples.
         """
-        clock, train, full = self.synchronizer.clock, self.train, self.train.batch_size * world().size
+        clock, train = self.synchronizer.clock, self.train
         group.batches += 1
         group.union += train.union
-        group.full = group.full and train.union == full
+        group.full = group.full and train.alike and train.union == train.full
         # DDP decides in the forward pass whether the backward pass will communicate.
         together = nullcontext() if last else self.synchronizer.no_sync()
         # Until the backward pass is over, it may need the statistics that the forward pass had.
@@ -184,10 +184,10 @@ class Trainer:
     def _backward(
         self, value: torch.Tensor, output: Any, target: Any, counts: float | None, group: _Group, last: bool
     ) -> None:
-        train, full = self.train, self.train.batch_size * world().size
+        train = self.train
         self._meter.add(value, train.samples, counts)
         measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
-        weight = train.weight * train.union / full if self.accumulate > 1 else train.weight
+        weight = train.weight * train.union / train.full if self.accumulate > 1 else train.weight
         if counts is not None:
             counts /= self.loss_weight.unit(target, counts, train.samples)
             group.weight = (group.weight or 0.0) + counts
@@ -243,7 +243,7 @@ class Trainer:
 
     def _rescale(self, group: _Group) -> None:
         """Each batch was weighted by its share of a full one, or of the step's samples; together they must weigh 1."""
-        supposed = self.train.batch_size * world().size if self.accumulate > 1 else group.union
+        supposed = self.train.full if self.accumulate > 1 else group.union
         weight = group.union if group.weight is None else self.synchronizer.weight
         group.full = group.full and math.isclose(weight, group.union, rel_tol=_EQUAL)
         if not weight or math.isclose(supposed, weight, rel_tol=_EQUAL):

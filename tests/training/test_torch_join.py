@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import hvdtrain.torch as ht
 from hvdtrain._torch.rows import samples_of
+from tests.worlds import run_world
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +108,39 @@ def test_the_size_of_a_batch(batch: Any, samples: int) -> None:
 def test_texts_are_counted_not_their_letters() -> None:
     loader = ht.loader([("x" * n, n % 5) for n in range(10)], 4, uneven="join")  # type: ignore[arg-type]
     assert [loader.samples for _ in loader] == [4, 4, 2]
+
+
+UNEQUAL = """
+import json, sys, torch
+from torch import nn
+import hvdtrain.torch as ht
+from torch.utils.data import Subset
+from tests.training.scenarios import perceptron, samples
+world = ht.init()
+torch.manual_seed(0)
+model = perceptron()
+model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), lr_rule="none")
+# Of each six samples the first four are rank 0's; at the end it has three more.
+owners = [[n for n in range(27) if n % 6 < 4 or n > 23], [n for n in range(24) if n % 6 > 3]]
+mine, batch = (owners[world.rank], (4, 2)[world.rank]) if world.size == 2 else (range(27), 6)
+train = ht.loader(Subset(samples(27, 1), mine), batch, uneven="join", shuffle=False)
+history = ht.fit(model, optimizer, nn.CrossEntropyLoss(), train, epochs=3, accumulate=int(sys.argv[1]), checkpoints=False)
+found = [sum(parameter.double().flatten().tolist()) for parameter in model.parameters()]
+if world.rank == 0:
+    print(json.dumps({"found": [*found, *(entry.train_loss for entry in history)], "noise": history[-1].noise_scale}))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ranks_with_batches_of_different_sizes_train_as_one_on_their_union(accumulate: int, tmp_path: Path) -> None:
+    script = tmp_path / "unequal.py"
+    script.write_text(UNEQUAL)
+    ends = []
+    for ranks, launcher in ((1, "none"), (2, "local")):
+        ended = run_world(ranks, script, accumulate, options=["--launcher", launcher], patience=60)
+        assert ended.status == 0, ended.err
+        ends.append(json.loads(ended.out.splitlines()[-1]))
+    assert ends[1]["found"] == pytest.approx(ends[0]["found"], rel=1e-6, abs=1e-6)
+    # It is estimated from batches of one size.
+    assert ends[1]["noise"] is None
