@@ -6,6 +6,7 @@ the ranks tell each other, one batch ahead and while a step is computed, how man
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
@@ -19,6 +20,9 @@ from hvdtrain._torch.start import collectives, session, sum_over_ranks, world
 from hvdtrain._torch.workers import Drawing, Seeded, Worker, seed_from
 from hvdtrain.data.shard import epoch_order
 from hvdtrain.errors import UserError
+
+#: Numbers the loaders, which all ranks make in the same order: those of two may have messages under way at once.
+_loaders = itertools.count(1)
 
 
 class JoinLoader:
@@ -44,6 +48,7 @@ class JoinLoader:
         self._skip = 0
         self._under_way = self._broken_off = False
         self._flight: Flight | None = None
+        self._message = f"samples of the next step of loader {next(_loaders)}"
         self._iterable = isinstance(dataset, IterableDataset)
         if not self._iterable and len(cast(Sized, dataset)) == 0:
             raise _nothing()
@@ -122,7 +127,7 @@ class JoinLoader:
         if world().size == 1:
             return
         count = torch.tensor([float(samples_of(batch))], dtype=torch.float64)
-        self._flight = collectives().start_allreduce(count, "samples of the next step", average=False)
+        self._flight = collectives().start_allreduce(count, self._message, average=False)
 
     def _told(self, batch: Any) -> int:
         """Samples of all ranks in the next step."""

@@ -272,6 +272,9 @@ class Own(IterableDataset):
 
 train = ht.loader(Own(), 2, uneven="join")
 epochs = []
+for step, _ in enumerate(ht.loader(Own(), 2, uneven="join")):
+    if step == 1:
+        break  # of a phase before
 for epoch in range(4):
     epochs.append([])
     for step, _ in enumerate(train):
@@ -279,6 +282,8 @@ for epoch in range(4):
             break
         epochs[-1].append(train.union)
 print("given", epochs)
+both = [ht.loader(Own(), 2, uneven="join") for _ in range(2)]
+print("both", [sum(loader.union for loader in both) for _ in zip(*both)])
 """
 
 
@@ -290,3 +295,4 @@ def test_a_join_that_is_broken_off_begins_again_though_a_rank_is_slow(tmp_path: 
     ended = run_world(2, script, options=["--launcher", "local"], patience=60)
     assert ended.status == 0, ended.err
     assert ended.out.count("given [[4], [4], [4], [4, 4, 4, 4, 2, 2]]") == 2
+    assert ended.out.count("both [8, 8, 8, 8, 4, 4]") == 2
