@@ -112,11 +112,11 @@ def fit(
         model, optimizer, synchronizer, loss, weight, train, validation, formats, accumulate, clip_norm, saver
     )
     final = train.epoch + epochs - 1
-    # The loader may have been through epochs before, this optimizer perhaps not: schedule and warm-up count its own.
-    trainer.epochs_before = train.epoch - 1 - (synchronizer.epochs_done or 0.0)
     # A loader of its own begins to count at 1, and its epochs are recorded after those of the `fit` before.
     shift = max(0, _recorded - (train.epoch - 1))
     with stop.watching(), generators.alike_afterwards(), synchronizer.driven(schedule):
+        # The loader may have been through epochs before, this optimizer perhaps not: schedule and warm-up count its own.
+        trainer.epochs_before = train.epoch - 1 - synchronizer.trained
         finished = saver.go_on()
         if finished or saver.partials:
             synchronizer.epochs_done = synchronizer.origin[1]

@@ -47,7 +47,7 @@ class Synchronizer:
         ddp: the wrapped model, when torch's DDP averages the gradients.
         check_every: steps between two comparisons of the replicas; 0 for never.
         schedule: factor by epoch, while `fit` runs.
-        epochs_done: epochs and fractions of one trained, from the first `fit` on; None before, where steps tell.
+        epochs_done: epochs and fractions of one trained, told by `fit` while it runs; None before the first.
         steps: optimizer steps made so far.
         last_rate: learning rate of the first group in the last step, warm-up included.
         clock: seconds waiting for other ranks before steps, and in the optimizer's own step.
@@ -79,7 +79,7 @@ class Synchronizer:
     loss_scale: float = 1.0
     adascale: rates.AdaScale | None = None
     averaged: Callable[[], None] | None = None
-    #: Steps and epochs when training was resumed: a world of another size makes more or fewer steps of the same epochs.
+    #: Steps and epochs when training was resumed or `fit` ended: worlds of other sizes make more or fewer steps of the same epochs.
     origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
     _driven: bool = False
@@ -155,22 +155,32 @@ class Synchronizer:
 
     @property
     def epoch(self) -> float:
-        """Epochs and fractions of one trained so far; needs `steps_per_epoch` in a loop of one's own."""
-        if self.epochs_done is not None:
-            return self.epochs_done
-        if self.steps_per_epoch is None:
+        """Epochs and fractions of one trained so far; needs `steps_per_epoch` for a warm-up in a loop of one's own."""
+        if not self._driven and self.steps_per_epoch is None and self.origin[1] < self.warmup_epochs:
             raise UserError(
-                "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train))"
+                "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train)), about "
+                'as many as there are where nobody knows, as with uneven="join"'
             )
-        return self.origin[1] + (self.steps - self.origin[0]) / self.steps_per_epoch
+        return self.trained
+
+    @property
+    def trained(self) -> float:
+        """`epoch`, without those of a loop of one's own whose steps nobody counts."""
+        if self._driven and self.epochs_done is not None:
+            return self.epochs_done
+        # At once, for a sum of fractions is not quite a whole epoch after its last step.
+        return self.origin[1] + ((self.steps - self.origin[0]) / self.steps_per_epoch if self.steps_per_epoch else 0.0)
 
     @contextmanager
     def driven(self, schedule: rates.Schedule | None) -> Iterator[None]:
         """By `fit`, which knows where in which epoch a step is. However it ends, after it steps tell, and no schedule is left."""
+        # The first one begins to count, whatever a loop before it has tried.
+        self.epochs_done = 0.0 if self.epochs_done is None else self.trained
         self.schedule, self._driven = schedule, True
         try:
             yield
         finally:
+            self.origin = self.steps, self.epochs_done
             self.schedule, self._driven = None, False
 
     @contextmanager
@@ -309,8 +319,6 @@ class Synchronizer:
         for group, rate in zip(self.optimizer.param_groups, self._scheduled_rates, strict=True):
             group["lr"] = rate
         self.steps += 1
-        if self.epochs_done is not None and self.steps_per_epoch and not self._driven:
-            self.epochs_done += 1 / self.steps_per_epoch
         self._release()
         self.clock.stop("optimizer")
         session().progress("training", self.steps)
@@ -331,7 +339,7 @@ class Synchronizer:
         return {
             "steps": self.steps,
             "last_rate": self.last_rate,
-            "epochs": self.epochs_done if self.steps_per_epoch is None else self.epoch,
+            "epochs": self.trained,
             "rule": self.rule,
             "scaling": self.scaling,
             "base_rates": self.base_rates,

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import hvdtrain.torch as ht
+from hvdtrain import own_folder
+from hvdtrain.errors import UserError
 from tests.training.scenarios import perceptron, samples
 from tests.worlds import run_world
 
@@ -88,6 +90,7 @@ import numpy as np
 import torch
 from torch import nn
 import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
 from tests.training.scenarios import perceptron, samples
 world = ht.init()
 loss = nn.CrossEntropyLoss()
@@ -162,3 +165,62 @@ def test_a_warm_up_goes_on_in_a_loop_after_fit_and_in_the_next_fit() -> None:
     rates: list[float] = []
     fit(model, optimizer, train=train, epochs=1)
     assert [*rates[1:], optimizer.hvdtrain.last_rate] == pytest.approx([0.25, 0.275, 0.3, 0.3])
+
+
+def scaled(**options: Any) -> tuple[nn.Module, torch.optim.SGD]:
+    """As on three ranks, from the rate of one rank to theirs."""
+    torch.manual_seed(0)
+    model = perceptron()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    optimizer.hvdtrain.scaling = 3.0
+    optimizer.param_groups[0]["lr"] = 0.3
+    return model, optimizer
+
+
+def test_a_loop_after_fit_that_was_stopped_goes_on_with_the_rates_of_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(folder: Path, stop_after: int) -> tuple[list[float], nn.Module]:
+        model, optimizer = scaled(warmup_epochs=6)
+        train, rates = ht.loader(samples(16, 1), 4), []
+        monkeypatch.setattr(own_folder, "_given", {})  # as in a process of its own
+        fit(model, optimizer, train=train, epochs=1, checkpoints=folder / "fit")
+        checkpoints = ht.Checkpoints(model, optimizer, train, folder=folder / "loop", watch=False)
+        for epoch in range(checkpoints.resume(), stop_after):
+            rates += loop(model, optimizer, 4)
+            checkpoints.save(epoch + 1)
+        return rates, model
+
+    whole, expected = script(tmp_path / "whole", 3)
+    begun, _ = script(tmp_path / "halves", 2)
+    rest, ended = script(tmp_path / "halves", 3)
+    assert [*begun, *rest] == whole
+    assert equal(ended, expected)
+
+
+def test_a_loop_after_fit_must_say_how_many_steps_an_epoch_has_where_fit_could_not_tell() -> None:
+    """Data of each rank's own has an unknown number, and the warm-up would stand still."""
+    model, optimizer = scaled(warmup_epochs=2)
+    train = ht.loader(samples(16, 1), 4, uneven="join")
+    fit(model, optimizer, train=train, epochs=1)
+    with pytest.raises(UserError, match="steps_per_epoch="):
+        loop(model, optimizer, 1)
+    model, optimizer = scaled(warmup_epochs=2, steps_per_epoch=4)
+    fit(model, optimizer, train=ht.loader(samples(16, 1), 4, uneven="join"), epochs=1)
+    assert loop(model, optimizer, 2) == pytest.approx([0.2, 0.225])
+    model, optimizer = scaled(warmup_epochs=2)
+    fit(model, optimizer, train=ht.loader(samples(16, 1), 4, uneven="join"), epochs=2)
+    assert loop(model, optimizer, 2) == pytest.approx([0.3, 0.3])
+
+
+def test_an_epoch_of_a_loop_after_fit_is_a_whole_one() -> None:
+    """Seven sevenths, added up one by one, are less."""
+    model, optimizer = made(perceptron())
+    train = ht.loader(samples(28, 1), 4)
+    fit(model, optimizer, train=train, epochs=1)
+    loop(model, optimizer, 7)
+    assert optimizer.hvdtrain.epoch == 2.0  # type: ignore[attr-defined]
+    rates: list[float] = []
+    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.last_rate))  # type: ignore[attr-defined]
+    fit(model, optimizer, train=train, epochs=1, schedule=lambda epoch: 0.1 if epoch >= 2 else 1.0)
+    assert rates[1:] == pytest.approx([0.01] * 6)
