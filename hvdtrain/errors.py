@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 #: Control characters besides tab and line ends, and half characters: neither XML nor UTF-8 has them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -24,16 +24,20 @@ class UserError(Exception):
     agreed = False
 
 
-def agreed(error: UserError) -> UserError:
+SomeUserError = TypeVar("SomeUserError", bound=UserError)
+
+
+def agreed(error: SomeUserError) -> SomeUserError:
     """`error`, which all ranks raise in the same words."""
     error.agreed = True
     return error
 
 
 class Diverged(UserError):
-    """The loss is no longer a number; found in a value that all ranks share, so all raise it."""
+    """The loss is no longer a number.
 
-    agreed = True
+    `agreed` only where it was found in a value that all ranks share: a loss of the user's own may raise it on one rank.
+    """
 
 
 def printable(text: str) -> str:

@@ -63,10 +63,8 @@ def record_epoch(
             raise UserError(str(error)) from None
     if launch.active.world.rank == 0 and train_loss is not None and not math.isfinite(train_loss):
         at = f" at learning rate {lr:g}" if lr is not None else ""
-        diverged = Diverged(
+        # Not agreed: the others may not have called this, or with a value of their own. Rank 0 tells them.
+        raise Diverged(
             f"the training loss is {train_loss} in epoch {epoch}{at}; "
             "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
         )
-        # The others may not have called this, or with a value of their own: rank 0 tells them.
-        diverged.agreed = False
-        raise diverged

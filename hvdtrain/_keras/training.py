@@ -20,7 +20,7 @@ from hvdtrain._keras.others import Others
 from hvdtrain._keras.replicas import check as check_replicas
 from hvdtrain._keras.start import gather_objects, session, sum_over_ranks, world
 from hvdtrain._keras.told import note_settings, show_rates
-from hvdtrain.errors import Diverged
+from hvdtrain.errors import Diverged, agreed
 from hvdtrain.record import EpochLog
 
 #: Steps between two looks at whether the ranks' parameters are still the same.
@@ -314,9 +314,11 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             if self._log is not None:
                 self._log.append(entry)
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        raise Diverged(
-            f"the training loss is {loss} in epoch {self._epoch + 1} at learning rate {rate:g}; "
-            "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
+        raise agreed(
+            Diverged(
+                f"the training loss is {loss} in epoch {self._epoch + 1} at learning rate {rate:g}; "
+                "try a lower rate, another lr_rule (sqrt, none), or more warmup_epochs"
+            )
         )
 
     def _stop_now(self) -> None:

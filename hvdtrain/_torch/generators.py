@@ -58,8 +58,9 @@ def alike_afterwards() -> Iterator[None]:
     """
     try:
         yield
-    except Diverged:
-        _as_rank_zero()
+    except Diverged as error:
+        if error.agreed:
+            _as_rank_zero()
         raise
     _as_rank_zero()
 

@@ -25,7 +25,7 @@ from hvdtrain._torch.precision import Precision
 from hvdtrain._torch.rows import leaves, pair
 from hvdtrain._torch.start import world
 from hvdtrain._torch.synchronizer import Synchronizer
-from hvdtrain.errors import Diverged
+from hvdtrain.errors import Diverged, agreed
 from hvdtrain.noise import NoiseScale
 from hvdtrain.record import Epoch
 
@@ -236,9 +236,11 @@ class Trainer:
     def _no_number(self, step: str = "") -> Diverged:
         synchronizer = self.synchronizer
         rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
-        return Diverged(
-            f"the training loss is no longer a number in epoch {self._number}{step}, at learning rate {rate:g}; try a lower --lr, "
-            "--lr-rule sqrt or none, or more --warmup-epochs"
+        return agreed(
+            Diverged(
+                f"the training loss is no longer a number in epoch {self._number}{step}, at learning rate {rate:g}; try a lower "
+                "--lr, --lr-rule sqrt or none, or more --warmup-epochs"
+            )
         )
 
     def _rescale(self, group: _Group) -> None:

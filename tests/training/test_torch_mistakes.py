@@ -296,3 +296,34 @@ def test_a_join_that_is_broken_off_begins_again_though_a_rank_is_slow(tmp_path: 
     assert ended.status == 0, ended.err
     assert ended.out.count("given [[4], [4], [4], [4, 4, 4, 4, 2, 2]]") == 2
     assert ended.out.count("both [8, 8, 8, 8, 4, 4]") == 2
+
+
+OF_ONE_RANK = """
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from tests.training.scenarios import perceptron, samples
+world = ht.init()
+model = perceptron()
+model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+seen = []
+
+def loss(output, target):
+    seen.append(0)
+    if len(seen) == 2 and world.rank == 1:
+        raise ht.Diverged("the loss of rank 1 is above all bounds")
+    return nn.functional.cross_entropy(output, target)
+
+ht.fit(model, optimizer, loss, ht.loader(samples(16, 1), 4), epochs=1, checkpoints=False)
+"""
+
+
+@pytest.mark.ranks
+def test_a_loss_that_calls_it_diverged_on_one_rank_ends_all_at_once(tmp_path: Path) -> None:
+    """That rank must not wait for the others, which wait for its gradients."""
+    script = tmp_path / "of_one_rank.py"
+    script.write_text(OF_ONE_RANK)
+    ended = run_world(2, script, options=["--launcher", "local", "--stall-timeout", "40"], patience=60)
+    assert "the loss of rank 1 is above all bounds" in ended.err
+    assert ended.status == 1
+    assert ended.seconds < 30

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hvdtrain.errors import Diverged, UserError, nearest, run_cli
+from hvdtrain.errors import Diverged, UserError, agreed, nearest, run_cli
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_status_and_arguments_pass_through(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_only_what_all_ranks_share_is_agreed() -> None:
-    assert Diverged("x").agreed and not UserError("x").agreed
+    assert agreed(Diverged("x")).agreed and not Diverged("x").agreed and not UserError("x").agreed
 
 
 def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
