@@ -86,6 +86,8 @@ class Synchronizer:
     _local_only: bool = False
     #: Parameters whose gradients are averaged for this optimizer, and what removes the hook.
     _hooked: dict[nn.Parameter, Any] = field(default_factory=dict)
+    #: How many parameters there were when DDP was found to average all; None where one may have taken another's place since.
+    _within_ddp: int | None = None
     _lost: set[nn.Parameter] = field(default_factory=set)
     _scheduled_rates: list[Any] = field(default_factory=list)
 
@@ -135,8 +137,11 @@ class Synchronizer:
 
     def _refuse_outside_ddp(self, ddp: DistributedDataParallel) -> None:
         """DDP looked at the model when it was wrapped, and averages nothing that is trained since."""
+        parameters = self._parameters()
+        if len(parameters) == self._within_ddp:
+            return  # in each step: looking them all up takes several times as long
         averaged = cast("set[nn.Parameter]", ddp.hvdtrain)
-        outside = [parameter for parameter in self._parameters() if parameter not in averaged]
+        outside = [parameter for parameter in parameters if parameter not in averaged]
         if outside:
             name = self.exchange.message(outside[0]).name
             others = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
@@ -147,6 +152,7 @@ class Synchronizer:
                     'and go on with the model that it returns; or take strategy "horovod"'
                 )
             )
+        self._within_ddp = len(parameters)
 
     @property
     def stop_agreed(self) -> bool:
@@ -176,7 +182,7 @@ class Synchronizer:
         """By `fit`, which knows where in which epoch a step is. However it ends, after it steps tell, and no schedule is left."""
         # The first one begins to count, whatever a loop before it has tried.
         self.epochs_done = 0.0 if self.epochs_done is None else self.trained
-        self.schedule, self._driven = schedule, True
+        self.schedule, self._driven, self._within_ddp = schedule, True, None
         try:
             yield
         finally:
@@ -323,6 +329,7 @@ class Synchronizer:
         self.clock.stop("optimizer")
         session().progress("training", self.steps)
         if self.check_every and (self.steps == 1 or self.steps % self.check_every == 0):
+            self._within_ddp = None
             replicas.check({self.exchange.names[p]: p for p in self._parameters()}, self.steps)
 
     def _release(self) -> None:
