@@ -140,6 +140,19 @@ class Exchange:
         self.local_square = sums[-1]
         return sums[-1 - len(numbers) : -1]
 
+    def discard(self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]) -> None:
+        """Wait as `finish` does, for what nobody needs any more: gradients may have been changed or dropped since they started."""
+        if self._told is None:
+            self._start_rest(parameters, numbers)
+        told, self._told = self._told, None
+        assert told is not None
+        with session().waiting():
+            for flight in [flight for message in self.under_way for flight in message.flights] + [told]:
+                collectives().wait(flight)
+        for message in self.under_way:
+            message.flights, message.gradient, message.wire = (), None, None
+        self.under_way.clear()
+
     def _start_rest(self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]) -> list[int]:
         """Start what is not under way yet; which of `parameters` this rank had no gradient of.
 

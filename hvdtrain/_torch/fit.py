@@ -130,8 +130,7 @@ def fit(
         _show_rates(synchronizer, round(final - trainer.epochs_before))
         log = _open_log(train, precision, accumulate, shift)
         # What an earlier phase, a loop or a step that diverged has left is no part of the first step.
-        optimizer.zero_grad()
-        synchronizer.begin_step()
+        synchronizer.forget()
         for number in range(train.epoch, final + 1):
             entry = _epoch(trainer, log, saver.partials, shift)
             saver.partials = []

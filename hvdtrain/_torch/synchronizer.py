@@ -24,7 +24,7 @@ from hvdtrain._torch import replicas
 from hvdtrain._torch.agreement import agree_to_stop, agreed_stop, own_stop
 from hvdtrain._torch.clock import Clock
 from hvdtrain._torch.exchange import Exchange, Message
-from hvdtrain._torch.start import broadcast_tensors, session, world
+from hvdtrain._torch.start import broadcast_tensors, session, sum_over_ranks, world
 from hvdtrain.errors import UserError, agreed
 
 #: What torch's schedulers keep in parameter groups beside the rate.
@@ -225,6 +225,16 @@ class Synchronizer:
         if self.averaged is not None:
             call, self.averaged = self.averaged, None
             call()
+
+    def forget(self) -> None:
+        """Drop the gradients that a loop before has left, also where they are on their way. All ranks must call it.
+
+        On some ranks they may be and on others not, so the ranks tell each other.
+        """
+        if self.ddp is None and sum_over_ranks([len(self.exchange.under_way)])[0]:
+            self.exchange.discard(self._known_and_later_ones()[0], self._numbers())
+        self.optimizer.zero_grad()
+        self.begin_step()
 
     def square_norm(self) -> float:
         """Square norm of the gradients as they are now."""

@@ -224,3 +224,42 @@ def test_an_epoch_of_a_loop_after_fit_is_a_whole_one() -> None:
     model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.last_rate))  # type: ignore[attr-defined]
     fit(model, optimizer, train=train, epochs=1, schedule=lambda epoch: 0.1 if epoch >= 2 else 1.0)
     assert rates[1:] == pytest.approx([0.01] * 6)
+
+
+LEFT = """
+import sys
+import torch
+from torch import nn
+import hvdtrain.torch as ht
+from tests.training.scenarios import perceptron, samples
+world = ht.init(sys.argv[1])
+loss = nn.CrossEntropyLoss()
+
+def trained(ranks_that_look, clears=False):
+    torch.manual_seed(0)
+    model = perceptron()
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    # A look at the size of gradients, without a step; under DDP all ranks must look together.
+    if world.rank in ranks_that_look:
+        loss(model(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()
+    if clears:
+        optimizer.zero_grad()
+    ht.fit(model, optimizer, loss, ht.loader(samples(16, 1), 4), epochs=1, checkpoints=False)
+    return [parameter.tolist() for parameter in model.parameters()]
+
+ends = [trained([]), trained([0, 1]), trained([0, 1], clears=True)]
+if sys.argv[1] == "horovod":
+    ends.append(trained([0]))
+print("all alike", all(end == ends[0] for end in ends))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("strategy", ["horovod", "ddp"])
+def test_gradients_that_are_under_way_when_fit_begins_are_not_used(strategy: str, tmp_path: Path) -> None:
+    """On one rank only, too, whose messages nobody answers yet."""
+    script = tmp_path / "left.py"
+    script.write_text(LEFT)
+    ended = run_world(2, script, strategy, options=["--launcher", "local", "--stall-timeout", "40"], patience=60)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("all alike True") == 2
