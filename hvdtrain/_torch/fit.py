@@ -126,7 +126,7 @@ def fit(
             _recorded = max(_recorded, history[-1].epoch + shift if history else 0)
             return history
         if not saver.generators_restored:
-            generators.differ_by_rank(train.seed)
+            generators.differ_by_rank(train.seed, _fits, synchronizer.steps)
         _show_rates(synchronizer, round(final - trainer.epochs_before))
         log = _open_log(train, precision, accumulate, shift)
         # What an earlier phase, a loop or a step that diverged has left is no part of the first step.

@@ -40,11 +40,15 @@ def restore(saved: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(saved["cuda"], world().device)
 
 
-def differ_by_rank(seed: int) -> None:
-    """Let every rank but 0 draw numbers of its own from here on: models begin alike, dropout must not be alike."""
+def differ_by_rank(seed: int, *place: int) -> None:
+    """Let every rank but 0 draw numbers of its own from here on: models begin alike, dropout must not be alike.
+
+    Args:
+        place: where the script is; the same when it is started again, another in each training, or all would drop alike.
+    """
     if world().rank == 0:
         return
-    own = seed_from(seed, world().rank)
+    own = seed_from(seed, world().rank, *place)
     seed_generators(own)
     if world().device != "cpu":
         torch.cuda.manual_seed(own)

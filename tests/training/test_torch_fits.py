@@ -126,6 +126,9 @@ def test_ranks_draw_alike_after_fit_and_not_within(tmp_path: Path) -> None:
         ends.append(json.loads(ended.out.splitlines()[-1]))
         assert [one[1] == other[1] for one, other in ends[-1].values()] == [True] * 3
     assert all(a != b for one, other in ends[0].values() for a, b in zip(one[0], other[0], strict=True))
+    # Nor are they those of another `fit`, and in one that begins anew in a script that is started again they are.
+    assert all(ends[0]["first"][rank][0] != ends[0]["second"][rank][0] for rank in (0, 1))
+    assert ends[1]["diverged"] == ends[0]["diverged"]
     # What a script draws after a training is the same when it is started again.
     assert [ends[1][name][0] for name in ("first", "second")] == [
         [None, ends[0][name][0][1]] for name in ("first", "second")
