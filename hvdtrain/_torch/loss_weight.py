@@ -54,8 +54,8 @@ class LossWeight:
         A target on a GPU would have to be waited for: with neither class weights nor an `ignore_index` it is not looked at there.
 
         Raises:
-            UserError: the user's function gives no number, or a negative one; or there is none, and a loss with a forward of its own
-                may ignore some of the target.
+            UserError: the user's function gives no number, or a negative one; or there is none, and a loss with a forward of its
+                own may ignore some of the target.
         """
         if self._weigh is not None:
             return _checked(self._weigh(target)) if samples else 0.0
@@ -77,7 +77,7 @@ class LossWeight:
         return float(self._beside(target, class_weights)[target[counts]].sum())
 
     def _look_at(self, target: Any) -> None:
-        """Refuse a target of which a loss with a forward of its own may ignore some; on a GPU, where looking waits, the first only."""
+        """Refuse what a loss with a forward of its own may ignore; on a GPU, where looking waits, only the first target is seen."""
         if not isinstance(target, torch.Tensor) or target.is_floating_point():
             return
         if bool((target == _IGNORED).any()):
