@@ -18,11 +18,12 @@ from hvdtrain._torch.agreement import agreed_stop
 from hvdtrain._torch.alike import refuse_unlike
 from hvdtrain._torch.batch_norm import statistics
 from hvdtrain._torch.distribute import synchronizer_of
-from hvdtrain._torch.kept import Distributed, Stateful, as_kept, load_optimizer, plain
+from hvdtrain._torch.kept import Distributed, Stateful, as_kept, kind, load_optimizer, plain, refuse_another_kind
 from hvdtrain._torch.loader import TrainLoader
 from hvdtrain._torch.payload import AgreedCheckpointError
 from hvdtrain._torch.start import from_rank_zero, gather_objects, world
 from hvdtrain.checkpoint import CheckpointError, Saved, Store
+from hvdtrain.errors import UserError
 from hvdtrain.own_folder import left_behind, own_folder, place
 
 _VERSION = 1
@@ -60,6 +61,11 @@ class Checkpoints:
         states: Mapping[str, Stateful] | None = None,
         watch: bool = True,
     ) -> None:
+        if loader is not None and not hasattr(loader, "facts"):
+            raise UserError(
+                f"loader is a {type(loader).__name__}, which cannot tell where in an epoch it is: make it by "
+                "ht.loader(dataset, batch_size), or leave it out"
+            )
         self._asked = asked = place(folder)
         # One that is made again for the same loop goes on with what was saved.
         chosen = own_folder(asked, _say, optimizer, loader) if asked is not None else None
@@ -139,6 +145,7 @@ class Checkpoints:
             "optimizer": self._optimizer.state_dict(),
             "synchronizer": self._synchronizer.state_dict(),
             "states": kept,
+            "kinds": {name: kind(state) for name, state in {"": self._optimizer, **self._states}.items()},
             "ranks": list(ranks),
             "history": self.history,
             "epoch": epoch,
@@ -188,9 +195,11 @@ class Checkpoints:
         return self._restore(payload.read(content, path), path)
 
     def _restore(self, content: dict[str, Any], path: Path | None) -> int:
+        kinds = content.get("kinds", {})  # earlier versions did not keep them
         try:
             self._model.load_state_dict(content["model"])
             load_optimizer(self._optimizer, content["optimizer"])
+            refuse_another_kind(self._optimizer, kinds.get("", ""))
         except (RuntimeError, ValueError) as error:
             raise _of_another("model or optimizer", path, error) from None
         changed = {id(self._optimizer): self._synchronizer.resume(content["synchronizer"])}
@@ -198,7 +207,8 @@ class Checkpoints:
         for name, state in present.items():
             try:
                 state.load_state_dict(content["states"][name])
-            except (RuntimeError, ValueError, KeyError) as error:
+                refuse_another_kind(state, kinds.get(name, ""))
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise _of_another(f'"{name}"', path, error) from None
             if isinstance(state, Distributed):
                 changed[state.key] = state.changed
@@ -240,7 +250,8 @@ class Checkpoints:
 
 def _of_another(what: str, path: Path | None, error: Exception) -> AgreedCheckpointError:
     """Of a script that was changed since."""
-    told = f"KeyError: {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    explained = isinstance(error, (RuntimeError, ValueError)) and str(error)
+    told = str(error).splitlines()[0] if explained else f"{type(error).__name__}: {error}"
     return AgreedCheckpointError(
         f"checkpoint {path} is of another {what} ({told}). To train from the start, move its folder away"
     )

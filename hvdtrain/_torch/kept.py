@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hvdtrain._torch.distribute import synchronizer_of
 
@@ -23,21 +24,21 @@ class Distributed:
     """A further optimizer from `distribute`, whose rates follow the number of ranks too."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self.changed: list[float] = []
 
     @property
     def key(self) -> int:
         """Of the optimizer, by which schedulers know it."""
-        return id(self._optimizer)
+        return id(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        synchronizer = synchronizer_of(self._optimizer)
-        return {"optimizer": self._optimizer.state_dict(), "synchronizer": synchronizer.state_dict()}
+        synchronizer = synchronizer_of(self.optimizer)
+        return {"optimizer": self.optimizer.state_dict(), "synchronizer": synchronizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_optimizer(self._optimizer, state["optimizer"])
-        self.changed = synchronizer_of(self._optimizer).resume(state["synchronizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self.changed = synchronizer_of(self.optimizer).resume(state["synchronizer"])
 
 
 def as_kept(state: Stateful) -> Stateful:
@@ -46,6 +47,29 @@ def as_kept(state: Stateful) -> Stateful:
     if isinstance(state, Optimizer) and hasattr(state, "hvdtrain"):
         return Distributed(state)
     return state
+
+
+def kind(state: Any) -> str:
+    """Of an optimizer or a scheduler, whose states may fit into those of others that go on in another way; of anything else ""."""
+    if isinstance(state, Distributed):
+        state = state.optimizer
+    if not isinstance(state, (Optimizer, LRScheduler)):
+        return ""
+    parts = [kind(part) for part in getattr(state, "_schedulers", ())]
+    return type(state).__name__ + (f" of {', '.join(parts)}" if parts else "")
+
+
+def refuse_another_kind(state: Any, then: str) -> None:
+    """One that was saved by another.
+
+    Args:
+        then: `kind` of what was saved; "" where that is not known.
+
+    Raises:
+        ValueError: it is not that of `state`.
+    """
+    if then and (now := kind(state)) and now != then:
+        raise ValueError(f"it was {then}, not {now}")
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

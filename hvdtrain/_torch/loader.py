@@ -242,8 +242,8 @@ def loader(
             the order.
     """
     _refuse(options, batch_size)
-    if seed < 0:
-        raise UserError(f"seed={seed}: take 0 or more")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise UserError(f"seed={seed}: take a whole number of 0 or more")
     if uneven not in ("pad", "drop", "join"):
         raise UserError(f'uneven="{uneven}" is not one of "pad", "drop", "join"')
     if uneven == "join":

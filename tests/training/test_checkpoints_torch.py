@@ -14,6 +14,7 @@ import pytest
 import hvdtrain.torch as ht
 from hvdtrain import own_folder
 from hvdtrain.checkpoint import CheckpointError, Store
+from hvdtrain.errors import UserError
 from tests.training.scenarios import samples
 from tests.worlds import Ended, run_world
 
@@ -179,6 +180,10 @@ def _changes() -> dict[str, tuple[dict[str, Any], dict[str, Any], str]]:
         parts: list[Any] = [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
         return schedulers.SequentialLR(optimizer, parts, [2])
 
+    def three(optimizer: Any) -> Any:
+        parts: list[Any] = [schedulers.ConstantLR(optimizer), *(schedulers.ExponentialLR(optimizer, 0.9) for _ in "ab")]
+        return schedulers.SequentialLR(optimizer, parts, [2, 4])
+
     sgd, adam = torch.optim.SGD, torch.optim.AdamW
     return {
         "optimizer": ({"optimizer": sgd}, {"optimizer": adam}, "another model or optimizer (it has no betas"),
@@ -186,10 +191,19 @@ def _changes() -> dict[str, tuple[dict[str, Any], dict[str, Any], str]]:
         "of_judge": ({"of_judge": _distributed("SGD")}, {"of_judge": _distributed("Adam")}, 'another "of_judge" (it has no betas'),
         "judge": ({"judge": lambda _: torch.nn.Linear(2, 2)}, {"judge": lambda _: torch.nn.Linear(2, 3)}, 'another "judge" (Error'),
         "scheduler": ({"scheduler": lambda o: schedulers.StepLR(o, 1)}, {"scheduler": several}, 'another "scheduler" (KeyError'),
+        "parts": ({"scheduler": three}, {"scheduler": several}, 'another "scheduler" (IndexError'),
+        "kin": ({"optimizer": torch.optim.Adam}, {"optimizer": adam}, "another model or optimizer (it was Adam, not AdamW)"),
+        "of_kin": ({"of_judge": _distributed("Adam")}, {"of_judge": _distributed("RAdam")},
+                   'another "of_judge" (it was Adam, not RAdam)'),
+        "shape": ({"scheduler": lambda o: schedulers.StepLR(o, 1)}, {"scheduler": lambda o: schedulers.CosineAnnealingLR(o, 9)},
+                  'another "scheduler" (it was StepLR, not CosineAnnealingLR)'),
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ["optimizer", "back", "of_judge", "judge", "scheduler"])
+LATER = ("parts", "kin", "of_kin", "shape")
+
+
+@pytest.mark.parametrize("change", ["optimizer", "back", "of_judge", "judge", "scheduler", *LATER])
 def test_a_checkpoint_of_a_script_that_was_changed_says_of_what_it_is(change: str, tmp_path: Path) -> None:
     first, second, told = _changes()[change]
     with pytest.raises(CheckpointError, match=re.escape(f"is of {told}") + ".* To train from the start, move"):
@@ -236,6 +250,29 @@ def test_guard_a_scheduler_made_after_the_checkpoint_was_read_is_no_other_optimi
     one_cycle = {"scheduler": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10)}
     assert _saved_then_resumed(tmp_path / "kept", one_cycle, {}) == 1
     assert _saved_then_resumed(tmp_path / "kept2", {}, one_cycle) == 1
+
+
+def test_guard_a_checkpoint_that_does_not_say_of_what_kind_its_optimizer_is_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier versions do not."""
+    from hvdtrain._torch import payload
+
+    write = payload.write
+    without = lambda content, file: write({name: value for name, value in content.items() if name != "kinds"}, file)  # noqa: E731
+    monkeypatch.setattr(payload, "write", without)
+    assert _saved_then_resumed(tmp_path / "kept", {}, {}) == 1
+
+
+def test_a_loader_that_cannot_go_on_is_refused() -> None:
+    import torch
+
+    ht.init()
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batches: Any = torch.utils.data.DataLoader(samples(16, 1), 4)
+    with pytest.raises(UserError, match=r"loader is a DataLoader, .* ht.loader"):
+        ht.Checkpoints(model, optimizer, batches, folder=False, watch=False)
 
 
 def test_more_patience_goes_on_where_less_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,7 @@ def test_weights_decide_how_often_samples_come() -> None:
         ({"sampler": [1, 2]}, "sampler= is not for this loader: .* take weights="),
         ({"drop_last": True}, 'take uneven="drop"'),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": None}, "seed=None: take a whole number"),
         ({"seed": -1, "uneven": "join"}, "seed=-1"),
         ({"num_worker": 2}, 'num_worker= is none of .* did you mean "num_workers"'),
     ],
