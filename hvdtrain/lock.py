@@ -19,13 +19,17 @@ ORPHAN_SECONDS = 20.0
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
+class Locked(UserError):
+    """Another process has the lock."""
+
+
 class Lock:
     """The lock that is the file `path`, held until `close`. `descriptor` may be inherited by what the holder starts.
 
     What outlives its holder thus keeps the lock: nobody starts it a second time beside itself.
 
     Raises:
-        UserError: another process has it.
+        Locked: another process has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +74,7 @@ class Lock:
             if self.has_ended(holder):
                 return
             if (alive := _alive(holder)) or time.monotonic() > end:
-                raise UserError(self.refusal(holder, alive))
+                raise Locked(self.refusal(holder, alive))
             time.sleep(0.1)
 
 

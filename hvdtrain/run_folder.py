@@ -20,8 +20,9 @@ _NAME = ".run.lock"
 class RunLock(Lock):
     """The lock of one run folder, for the process that starts ranks in it, or for a rank 0 that nobody of ours has started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, elsewhere: str) -> None:
         self._folder = folder
+        self._elsewhere = elsewhere
         super().__init__(folder / _NAME)
 
     def facts(self) -> dict[str, Any]:
@@ -34,10 +35,10 @@ class RunLock(Lock):
         if not alive:
             return (
                 f"ranks still work in {self._folder} although what started them ({who}) was killed; "
-                "wait for them or end them, or give another --run-dir"
+                f"wait for them or end them, or give another {self._elsewhere}"
             )
         return (
-            f"another training works in {self._folder} ({who}); wait for it or end it, or give another --run-dir "
+            f"another training works in {self._folder} ({who}); wait for it or end it, or give another {self._elsewhere} "
             f"(if that machine is gone, remove {self.path})"
         )
 
@@ -56,20 +57,21 @@ def _restart() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-def take(folder: Path) -> RunLock | None:
+def take(folder: Path, elsewhere: str = "--run-dir") -> RunLock | None:
     """Make `folder` ready for a start and hold it until the lock is closed; None when a process above this one does.
 
-    What an earlier start left is set aside.
+    What an earlier start left is set aside. `elsewhere` is the option by which a user gives another place.
 
     Raises:
-        UserError: another start works in it, or it is no folder that one could write to.
+        Locked: another start works in it.
+        UserError: it is no folder that one could write to.
     """
     held = os.environ.get(HELD_VARIABLE)
     if held and same(Path(held), folder):
         return None
     make_folder(folder, "the run folder")
     try:
-        lock = RunLock(folder)
+        lock = RunLock(folder, elsewhere)
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror}; give another place") from None
     try:

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdtrain import attempts, machine, record
+from hvdtrain import machine, record
 from hvdtrain.errors import UserError
+from hvdtrain.lock import Locked
+from hvdtrain.run_folder import take
 from hvdtrain.submit import progress, summary
 from hvdtrain.submit.attempt import Attempt, adopt_orphans
 from hvdtrain.submit.cell import Cell, Shape
@@ -89,8 +91,11 @@ class Local:
                     return False
                 view.index, view.epochs = index, []
                 folder = request.cell_folder(cell.name)
-                attempts.set_aside(folder)
-                write_cell(folder, cell, self.script(cell, request))
+                try:
+                    self._prepare(cell, folder, request)
+                except Locked as refusal:  # its script was started by hand, and keeps what it writes
+                    display.say(f"{view.place}: not started: {refusal}")
+                    continue
                 attempt = Attempt(cell, folder, lock)
                 result = attempt.run(view, display, stop)
                 display.ended(result)
@@ -101,6 +106,13 @@ class Local:
                 if result["status"] == "cancelled":
                     return False
         return True
+
+    def _prepare(self, cell: Cell, folder: Path, request: Request) -> None:
+        """The cell's folder as its script needs it: nothing in one where a training works is moved or written."""
+        with contextlib.ExitStack() as held:
+            if (lock := take(folder, "--study")) is not None:
+                held.enter_context(contextlib.closing(lock))
+            write_cell(folder, cell, self.script(cell, request))
 
 
 def _refuse(given: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from submit_helpers import Submit
 
 from hvdtrain import record
 from hvdtrain.machine import cores
+from hvdtrain.run_folder import take
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -199,6 +201,26 @@ def test_trouble_with_the_disk_in_the_middle(submit: Submit, room: Path) -> None
     assert done.returncode == 1
     assert "error: stopped: cannot write " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_cell_in_which_a_training_works_already_is_left_alone(submit: Submit, room: Path) -> None:
+    """Its script was started by hand."""
+    request = ("--gpus", "1", "--seeds", "2")
+    study = room / "runs" / "toy"
+    submit(*request, "--set", "fail-at=1", "--study", "toy")
+    first, second = study / "n1-fail-at1-s0", study / "n1-fail-at1-s1"
+    (first / "result.json").unlink()
+    lock = take(first)
+    assert lock is not None
+    with closing(lock):
+        (first / "running.json").write_text("{}")
+        before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+        done = submit(*request, "--set", "fail-at=1", "--study", "toy", "--retry-failed")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    assert "[1/2] n1-fail-at1-s0: not started: another training works in " in done.stdout
+    assert "give another --study" in done.stdout
+    assert (second / "attempts" / "1").exists()
 
 
 def test_more_ranks_than_cores_are_said_once(submit: Submit) -> None:
