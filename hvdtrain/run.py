@@ -20,7 +20,7 @@ from hvdtrain import gpus, late, launch, machine, record, world
 from hvdtrain.errors import Diverged, UserError
 from hvdtrain.launch.watchdog import JOB_STDERR_VARIABLE, leave
 from hvdtrain.paths import find_job, make_folder
-from hvdtrain.run_folder import HELD_VARIABLE, RunLock, take
+from hvdtrain.run_folder import RunLock, holding, take
 from hvdtrain.stop import RESTART, Stopped
 
 
@@ -74,7 +74,7 @@ def _enter(run_dir: Path | None, rank: int) -> RunLock | None:
     os.environ[record.RUN_DIR_VARIABLE] = str(folder)
     make_folder(folder, "the run folder")  # others than rank 0 log there
     lock = take(folder) if rank == 0 else None
-    os.environ[HELD_VARIABLE] = str(folder)  # what the job starts works there with it
+    os.environ.update(holding(folder))  # what the job starts works there with it
     return lock
 
 

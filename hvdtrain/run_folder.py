@@ -13,6 +13,8 @@ from hvdtrain.paths import make_folder, same
 
 #: The run folder that a process above this one, a launcher or a batch script, has made ready and minds.
 HELD_VARIABLE = "HVDTRAIN_HELD_DIR"
+#: In which SLURM job that process is: sbatch hands all variables on to a job that only begins then.
+_HELD_IN_VARIABLE = "HVDTRAIN_HELD_IN"
 #: Not the name of a study's lock: whatever folder has that is taken for a study.
 _NAME = ".run.lock"
 
@@ -57,6 +59,20 @@ def _restart() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
+def holding(folder: Path) -> dict[str, str]:
+    """The variables that tell what this process starts that it minds the run folder `folder`."""
+    return {HELD_VARIABLE: str(folder), _HELD_IN_VARIABLE: os.environ.get("SLURM_JOB_ID", "")}
+
+
+def _is_held(folder: Path) -> bool:
+    held = os.environ.get(HELD_VARIABLE)
+    if not held or not same(Path(held), folder):
+        return False
+    theirs, ours = os.environ.get(_HELD_IN_VARIABLE), os.environ.get("SLURM_JOB_ID")
+    # A launcher outside of any job has srun make one, and a container may hide it.
+    return not theirs or not ours or theirs == ours
+
+
 def take(folder: Path, elsewhere: str = "--run-dir") -> RunLock | None:
     """Make `folder` ready for a start and hold it until the lock is closed; None when a process above this one does.
 
@@ -66,8 +82,7 @@ def take(folder: Path, elsewhere: str = "--run-dir") -> RunLock | None:
         Locked: another start works in it.
         UserError: it is no folder that one could write to.
     """
-    held = os.environ.get(HELD_VARIABLE)
-    if held and same(Path(held), folder):
+    if _is_held(folder):
         return None
     make_folder(folder, "the run folder")
     try:

@@ -26,7 +26,7 @@ from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
 from hvdtrain.launch.time_limit import TimeLimit
 from hvdtrain.paths import find_job, make_folder
-from hvdtrain.run_folder import HELD_VARIABLE
+from hvdtrain.run_folder import holding
 from hvdtrain.site import commands
 
 #: After asking for a requeue SLURM ends this script; if it has not by then, it never will.
@@ -183,7 +183,7 @@ class Batch:
         rank = [*inside, given.python, "-m", "hvdtrain.run", self.path, *given.arguments]
         request = Request(self.ranks, rank, cpus, options=given.srun, pmix=given.pmix)
         environment = {**os.environ, record.RUN_DIR_VARIABLE: str(self.folder), record.ATTEMPT_VARIABLE: self.attempt}
-        environment[HELD_VARIABLE] = str(self.folder)
+        environment |= holding(self.folder)
         environment.setdefault("OMP_NUM_THREADS", str(cpus))
         if given.stall_timeout is not None:
             environment[STALL_TIMEOUT_VARIABLE] = f"{given.stall_timeout:g}"

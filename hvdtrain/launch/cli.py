@@ -22,7 +22,7 @@ from hvdtrain.launch.orphans import die_with_parent
 from hvdtrain.launch.preflight import CONNECT_TIMEOUT_VARIABLE, STALL_TIMEOUT_VARIABLE
 from hvdtrain.machine import find_mpirun, visible_gpus
 from hvdtrain.paths import find_job
-from hvdtrain.run_folder import HELD_VARIABLE, take
+from hvdtrain.run_folder import holding, take
 from hvdtrain.stop import RESTART
 
 #: Ctrl-C, and a terminal that closes: somebody does not want the run any more.
@@ -116,7 +116,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
 def _recorded(folder: Path, command: Sequence[str], environment: dict[str, str], stop: signal.Signals | None) -> int:
     """Run to the end in the run folder `folder`, and write there how it ended, unless a process above this one does."""
-    environment |= {record.RUN_DIR_VARIABLE: str(folder), HELD_VARIABLE: str(folder)}
+    environment |= {record.RUN_DIR_VARIABLE: str(folder), **holding(folder)}
     lock = take(folder)
     if lock is None:
         return _run(command, environment, stop)

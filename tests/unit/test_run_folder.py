@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from hvdtrain.errors import UserError
 from hvdtrain.record import read_json
-from hvdtrain.run_folder import HELD_VARIABLE, take
+from hvdtrain.run_folder import HELD_VARIABLE, holding, take
 from tests.unit.starting import eventually, run, script, started
 
 ONE = ("hvdtrain.launch", "-n", "1")
@@ -88,6 +89,33 @@ def test_what_a_process_above_holds_is_taken_as_it_is(tmp_path: Path, how: tuple
         assert run(*how, script(tmp_path, "pass"), **held).returncode == 0
     assert (read_json(tmp_path / "result.json") or {})["launcher"] == "gloo"
     assert not (tmp_path / "attempts").exists()
+
+
+@pytest.mark.parametrize(("first", "own"), [("7", "8"), ("", "8"), ("7", "7"), ("7", "")])
+def test_what_another_job_held_when_it_started_this_one_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, own: str
+) -> None:
+    """sbatch hands its variables on, and so may whoever starts the follow-up. srun may make a job for a launcher outside of any."""
+    monkeypatch.setenv("SLURM_JOB_ID", first)
+    for name, value in holding(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_ID", own)
+    lock = take(tmp_path)
+    assert (lock is not None) is (first == "7" and own == "8")
+    if lock is not None:
+        lock.close()
+
+
+def test_a_follow_up_that_a_job_submitted_records_itself(tmp_path: Path) -> None:
+    variables = {"HVDTRAIN_RUN_DIR": str(tmp_path / "run")}
+    seen = tmp_path / "seen"
+    job = script(tmp_path, f"import json, os; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))")
+    assert run(*ONE, job, SLURM_JOB_ID="7", **variables).returncode == 0
+    exported = {name: value for name, value in json.loads(seen.read_text()).items() if name.startswith("HVDTRAIN_HELD")}
+    job.write_text("import sys; sys.exit(4)")
+    assert run(*ONE, job, SLURM_JOB_ID="8", **variables, **exported).returncode == 4
+    assert (read_json(tmp_path / "run" / "result.json") or {})["status"] == "failed"
+    assert (read_json(tmp_path / "run" / "attempts" / "1" / "result.json") or {})["status"] == "completed"
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
