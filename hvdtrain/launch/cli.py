@@ -151,7 +151,7 @@ def _run(command: Sequence[str], environment: dict[str, str], stop: signal.Signa
             asked = number
             if stop is not None and number != stop:
                 number = stop
-                signal.signal(signal.SIGALRM, lambda *_: process.terminate())
+                signal.signal(signal.SIGALRM, lambda *_: _end(process, stop))
                 signal.alarm(STOP_SECONDS)
         process.send_signal(number)  # whoever asks again does not want to wait for a checkpoint
 
@@ -163,6 +163,15 @@ def _run(command: Sequence[str], environment: dict[str, str], stop: signal.Signa
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # what a single rank started and left behind; others have their starter
     return _meant(status if status >= 0 else 128 - status, asked, stop)
+
+
+def _end(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
+    """End ranks that have not ended of `stop` in time. A rank that heeds SIGTERM does nothing else at a second one."""
+    if stop != signal.SIGTERM:
+        process.terminate()
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _meant(status: int, asked: int, stop: signal.Signals | None) -> int:

@@ -97,6 +97,18 @@ def test_who_presses_ctrl_c_again_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_one_rank_that_does_not_end_in_time_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    job = script(tmp_path, "from hvdtrain import stop\nstop.install()\nstop.watch_always()\n" + WAITS)
+    options = ["-n", "1", "--run-dir", str(tmp_path / "run"), str(job), str(tmp_path)]
+    hurried = f"import sys\nfrom hvdtrain.launch import cli\ncli.STOP_SECONDS = 1\nsys.exit(cli.main({options}))"
+    with started("-c", hurried) as process:
+        assert eventually(lambda: bool(list(tmp_path.glob("up-*"))))
+        process.send_signal(number)
+        assert process.wait(5) == 128 + number
+    assert (read_json(tmp_path / "run" / "result.json") or {})["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize(("launcher", "ranks"), [("none", 1), ("mpirun", 2)])
 def test_a_job_that_knows_nothing_of_stopping_is_cancelled_by_the_signal_that_came(
     tmp_path: Path, number: signal.Signals, launcher: str, ranks: int
