@@ -153,7 +153,10 @@ def _run(command: Sequence[str], environment: dict[str, str], stop: signal.Signa
                 number = stop
                 signal.signal(signal.SIGALRM, lambda *_: _end(process, stop))
                 signal.alarm(STOP_SECONDS)
-        process.send_signal(number)  # whoever asks again does not want to wait for a checkpoint
+        elif number in _END and stop == signal.SIGUSR1:
+            # Whoever asks again does not want to wait for a checkpoint. At SIGINT srun would only say how to abort.
+            number = signal.SIGTERM
+        process.send_signal(number)
 
     for number in (*_END, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore some of them on purpose

@@ -36,6 +36,7 @@ class Launcher(ABC):
     """Base of all launchers. `name` is what --launcher takes and what World.launcher says.
 
     `stop` is the signal that it passes on and that makes ranks write a checkpoint; None: any that asks it to end has this effect.
+    Where it is SIGUSR1, SIGTERM ends the ranks at once.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Gloo(Launcher):
     """srun without MPI, whatever SLURM has by default: ranks that find PMIx take themselves for MPI's. Rank 0 hosts."""
 
     name, about = "gloo", "srun --mpi=none, our rendezvous on rank 0"
-    # srun ends its ranks at all others.
+    # At SIGTERM srun ends its ranks; at the first SIGINT it only says how to abort.
     stop = signal.SIGUSR1
 
     def command(self, request: Request) -> Command:

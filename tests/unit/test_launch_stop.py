@@ -48,7 +48,8 @@ def test_the_starter_itself_keeps_ignoring_what_it_was_born_ignoring(tmp_path: P
 SRUN = """#!/bin/sh
 trap 'if [ -e "$OUT/deaf" ]; then touch "$OUT/told"; else exit 75; fi' USR1
 trap 'exit 9' TERM
-trap 'exit 1' INT HUP
+trap ':' INT  # it only says how to abort
+trap 'exit 1' HUP
 touch "$OUT/up-srun"
 while :; do sleep 0.02; done
 """
