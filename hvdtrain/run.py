@@ -23,6 +23,9 @@ from hvdtrain.paths import find_job, make_folder
 from hvdtrain.run_folder import RunLock, holding, take
 from hvdtrain.stop import RESTART, Stopped
 
+#: What a terminal that was closed, or a full disk, makes of a last word: the end is recorded all the same.
+_UNHEARD = (OSError, ValueError)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line. Returns the exit status of this rank."""
@@ -53,9 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(job.parent))
     status, outcome, reason = _run(job)
     if status == 0 and place.size > 1 and launch.active is None and rank == 0:
-        print(
-            f"warning: this job never called init() of hvdtrain.torch, so its {place.size} ranks ran one by one, unsynchronised",
-            file=sys.stderr,
+        _say(
+            f"warning: this job never called init() of hvdtrain.torch, so its {place.size} ranks ran one by one, unsynchronised"
         )
     gpus.end_sampling()
     folder = record.run_dir()
@@ -84,7 +86,7 @@ def _run(job: Path) -> tuple[int, str, str]:
         runpy.run_path(str(job), run_name="__main__")
     except Stopped as stopped:
         _end_world(stopped, RESTART, "preempted")
-        print(f"stopped: {stopped}; exit status {RESTART} means start me again", file=sys.stderr)
+        _say(f"stopped: {stopped}; exit status {RESTART} means start me again")
         return RESTART, "preempted", stopped.reason
     except SystemExit as error:
         # As Python does: whatever is no status is said, and 1 is the status.
@@ -95,19 +97,20 @@ def _run(job: Path) -> tuple[int, str, str]:
         reason = str(error.code) if says else f"the job called sys.exit({status})"
         _end_world(UserError(reason), status)
         if says:
-            print(reason, file=sys.stderr)
+            _say(reason)
         return status, "failed", reason
     except UserError as error:
         outcome = "diverged" if isinstance(error, Diverged) else "failed"
         status = 1 if outcome == "diverged" else 2
         _end_world(error, status, outcome)
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return status, outcome, str(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "cancelled", "interrupted"
     except Exception as error:  # noqa: BLE001 - the job is the user's code: whatever it raises is reported and recorded
         _end_world(_from_job(error, job), 1)
-        traceback.print_exception(_from_job(error, job))
+        with contextlib.suppress(*_UNHEARD):
+            traceback.print_exception(_from_job(error, job))
         return 1, "failed", "".join(traceback.format_exception_only(error)).strip()
     return 0, "completed", ""
 
@@ -131,16 +134,21 @@ def _end_world(error: BaseException, status: int, outcome: str = "failed") -> No
         if session.world.rank == 0:
             stopped = isinstance(error, Stopped)
             ending = f"; exit status {status} means start me again" if stopped else ""
-            print(f"{'stopped' if stopped else 'error'}: {error}{ending}", file=sys.stderr)
             if folder is not None:
                 with contextlib.suppress(*record.UNWRITTEN):
                     record.finish(folder, outcome, status, str(error))
+            _say(f"{'stopped' if stopped else 'error'}: {error}{ending}")
         session.close(after_rank_0=True)
         leave(status)
     if outcome == "diverged" and session.world.rank == 0 and folder is not None:
         with contextlib.suppress(*record.UNWRITTEN):
             record.finish(folder, outcome, status, str(error))
     session.fail(error, status)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(*_UNHEARD):
+        print(text, file=sys.stderr)
 
 
 def _own_log(rank: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,26 @@ def test_ctrl_c_is_a_cancellation(tmp_path: Path) -> None:
         assert process.wait(10) == 130
     result = read_json(tmp_path / "run" / "result.json")
     assert result is not None and result["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("raises", "status", "outcome", "reason"),
+    [
+        ("hvdtrain.stop.Stopped('SIGTERM came', 15)", 75, "preempted", "SIGTERM came"),
+        ("SystemExit('no data')", 1, "failed", "no data"),
+        ("hvdtrain.errors.Diverged('the loss is nan')", 1, "diverged", "the loss is nan"),
+        ("ValueError('bad split')", 1, "failed", "ValueError: bad split"),
+    ],
+)
+def test_an_end_is_recorded_though_the_terminal_was_closed(
+    tmp_path: Path, raises: str, status: int, outcome: str, reason: str
+) -> None:
+    """Which then takes no message."""
+    master, terminal = os.openpty()
+    os.close(master)
+    job = script(tmp_path, f"import hvdtrain.errors, hvdtrain.stop\nraise {raises}")
+    command = [sys.executable, "-m", "hvdtrain.run", "--run-dir", tmp_path / "run", job]
+    with open(terminal, "w") as closed:
+        ended = subprocess.run(command, env=environment(), stdout=closed, stderr=closed, timeout=30, check=False)
+    result = read_json(tmp_path / "run" / "result.json") or {}
+    assert (result.get("status"), result.get("reason"), ended.returncode) == (outcome, reason, status)

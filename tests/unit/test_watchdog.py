@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -199,6 +201,23 @@ def test_an_agreed_end_is_an_end_though_it_cannot_be_recorded(
     with pytest.raises(SystemExit):
         hvdtrain.run._end_world(agreed(UserError("the same mistake")), 2)
     assert process.status == [2]
+
+
+def test_an_agreed_end_is_recorded_as_such_though_the_terminal_was_closed(
+    process: Process, ended: tuple[Session, list[Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = ended
+    finished: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launch, "active", found)
+    monkeypatch.setattr(record, "finish", lambda *facts: finished.append(facts))
+    master, terminal = os.openpty()
+    os.close(master)
+    with contextlib.suppress(OSError), open(terminal, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+        with pytest.raises(SystemExit):
+            hvdtrain.run._end_world(stop.Stopped("SIGHUP came", 1), RESTART, "preempted")
+    assert process.status == [RESTART]
+    assert [facts[1:] for facts in finished] == [("preempted", RESTART, "SIGHUP came")]
 
 
 def test_a_meeting_file_that_stays_keeps_nobody(
