@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hvdtrain.errors import UserError
 
 #: When a holder is killed outright the kernel ends what it has started, which may need a moment.
 ORPHAN_SECONDS = 20.0
+#: Who waits longer is told for what.
+_SILENT_SECONDS = 2.0
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -68,13 +71,18 @@ class Lock:
         os.close(self.descriptor)
 
     def _acquire(self) -> None:
-        end = time.monotonic() + ORPHAN_SECONDS
+        began, told = time.monotonic(), False
         while not try_lock(self.descriptor):
             holder = _holder(self.descriptor)
             if self.has_ended(holder):
                 return
-            if (alive := _alive(holder)) or time.monotonic() > end:
+            waited = time.monotonic() - began
+            if (alive := _alive(holder)) or waited > ORPHAN_SECONDS:
                 raise Locked(self.refusal(holder, alive))
+            if waited > _SILENT_SECONDS and not told:
+                told = True
+                who = f"process {holder.get('pid')} on {holder.get('host')}, which was killed,"
+                print(f"note: waiting up to {ORPHAN_SECONDS:.0f} s for what {who} has left running", file=sys.stderr)
             time.sleep(0.1)
 
 

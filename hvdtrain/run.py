@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while it waits for the folder
+        print("error: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     _own_log(rank)
     # TensorFlow writes pages about the machine at import; it still says what goes wrong.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

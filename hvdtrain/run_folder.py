@@ -73,22 +73,33 @@ def _is_held(folder: Path) -> bool:
     return not theirs or not ours or theirs == ours
 
 
-def take(folder: Path, elsewhere: str = "--run-dir") -> RunLock | None:
+def take(folder: Path) -> RunLock | None:
     """Make `folder` ready for a start and hold it until the lock is closed; None when a process above this one does.
 
-    What an earlier start left is set aside. `elsewhere` is the option by which a user gives another place.
+    What an earlier start left is set aside.
+
+    Raises:
+        UserError: another start works in it, or it is no folder that one could write to.
+    """
+    try:
+        return hold(folder, "--run-dir")
+    except OSError as error:
+        where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
+        raise UserError(
+            f"the run folder {folder} cannot be written: {where}{error.strerror}; give another place"
+        ) from None
+
+
+def hold(folder: Path, elsewhere: str) -> RunLock | None:
+    """As `take`, for whoever has words of its own for an OSError. `elsewhere` is the option by which a user gives another place.
 
     Raises:
         Locked: another start works in it.
-        UserError: it is no folder that one could write to.
     """
     if _is_held(folder):
         return None
     make_folder(folder, "the run folder")
-    try:
-        lock = RunLock(folder, elsewhere)
-    except OSError as error:
-        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}; give another place") from None
+    lock = RunLock(folder, elsewhere)
     try:
         attempts.set_aside(folder)
     except BaseException:

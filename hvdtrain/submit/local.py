@@ -13,7 +13,7 @@ from pathlib import Path
 from hvdtrain import machine, record
 from hvdtrain.errors import UserError
 from hvdtrain.lock import Locked
-from hvdtrain.run_folder import take
+from hvdtrain.run_folder import hold
 from hvdtrain.submit import progress, summary
 from hvdtrain.submit.attempt import Attempt, adopt_orphans
 from hvdtrain.submit.cell import Cell, Shape
@@ -110,7 +110,7 @@ class Local:
     def _prepare(self, cell: Cell, folder: Path, request: Request) -> None:
         """The cell's folder as its script needs it: nothing in one where a training works is moved or written."""
         with contextlib.ExitStack() as held:
-            if (lock := take(folder, "--study")) is not None:
+            if (lock := hold(folder, "--study")) is not None:
                 held.enter_context(contextlib.closing(lock))
             write_cell(folder, cell, self.script(cell, request))
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -62,6 +63,32 @@ def test_a_start_waits_for_the_ranks_of_one_that_was_killed(tmp_path: Path, firs
         process.wait(10)
         again = run(*ONE, "--run-dir", folder, other)
     assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_who_waits_for_ranks_of_a_start_that_was_killed_says_so_and_may_be_interrupted(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as killed:
+        pass
+    lock = take(tmp_path)
+    assert lock is not None
+    with closing(lock):
+        lock.describe(pid=killed.pid)
+        with started("-m", *ALONE, "--run-dir", tmp_path, script(tmp_path, "pass")) as process:
+            assert process.stderr is not None
+            said = process.stderr.readline().decode()
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(10), process.stderr.read().decode()) == (130, "error: interrupted\n")
+    who = f"process {killed.pid} on {socket.gethostname()}"
+    assert said == f"note: waiting up to 20 s for what {who}, which was killed, has left running\n"
+
+
+@pytest.mark.parametrize("how", [ONE, ALONE])
+def test_records_that_cannot_be_set_aside_are_no_traceback(tmp_path: Path, how: tuple[str, ...]) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / "attempts").touch()
+    ended = run(*how, "--run-dir", tmp_path, script(tmp_path, "print('it ran')"))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error: the run folder {tmp_path} cannot be written: {tmp_path}/attempts")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_what_a_job_leaves_running_keeps_no_later_start_out(tmp_path: Path) -> None:
