@@ -64,7 +64,8 @@ def detect(environ: Environment | None = None) -> World:
     if tasks > 1 and environ.get("HVDTRAIN_LAUNCHER") != "none":
         raise UserError(
             f"this SLURM allocation has {tasks} tasks, but this process was not started by srun, so it would train alone "
-            f"as rank 0 of 1. Type: srun python -m hvdtrain.run ...   (or export HVDTRAIN_LAUNCHER=none to train alone)"
+            "as rank 0 of 1. Type: srun --kill-on-bad-exit=1 python -m hvdtrain.run ...   "
+            "(or export HVDTRAIN_LAUNCHER=none to train alone)"
         )
     return World(0, 1, 0, 1, 0, 1, _hostname(environ), "cpu", "none")
 

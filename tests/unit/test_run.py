@@ -94,7 +94,11 @@ def test_other_ranks_have_logs_and_record_no_result(tmp_path: Path) -> None:
     [
         (["digitz"], {}, ['no job "digitz"', 'did you mean "digits"?']),
         (["no.py"], {}, ['job file "no.py" does not exist', os.getcwd()]),
-        (["digits"], {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, ["4 tasks", "srun python -m hvdtrain.run"]),
+        (
+            ["digits"],
+            {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"},
+            ["4 tasks", "srun --kill-on-bad-exit=1 python -m hvdtrain.run"],
+        ),
         (["digits"], {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "two"}, ["HOROVOD_SIZE=two is not a whole number"]),
     ],
 )

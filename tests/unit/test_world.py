@@ -167,7 +167,12 @@ def test_an_uneven_layout_numbers_nodes_consistently() -> None:
 MISTAKES: dict[str, tuple[Variables, list[str]]] = {
     "batch script without srun": (
         BATCH_SCRIPT,
-        ["4 tasks", "not started by srun", "srun python -m hvdtrain.run", "HVDTRAIN_LAUNCHER=none"],
+        [
+            "4 tasks",
+            "not started by srun",
+            "srun --kill-on-bad-exit=1 python -m hvdtrain.run",
+            "HVDTRAIN_LAUNCHER=none",
+        ],
     ),
     "no local rank": (
         {name: value for name, value in SRUN_2X2_RANK2.items() if name != "SLURM_LOCALID"},
