@@ -64,7 +64,8 @@ class Lock:
 
     def release(self) -> None:
         """Let others have it: also from what inherited the descriptor."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # where files cannot be locked, this one was not
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go. What inherited the descriptor keeps the lock."""

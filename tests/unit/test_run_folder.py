@@ -150,8 +150,10 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    for _ in range(2):
-        assert take(tmp_path) is not None
+    locks = [take(tmp_path) for _ in range(2)]
+    for lock in locks:
+        assert lock is not None
+        lock.close()
 
 
 @pytest.mark.parametrize(
