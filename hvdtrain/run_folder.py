@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +109,18 @@ def hold(folder: Path, elsewhere: str) -> RunLock | None:
         lock.close()
         raise
     return lock
+
+
+@contextlib.contextmanager
+def held_if_free(folder: Path) -> Iterator[None]:
+    """Hold `folder`, so that a start by hand is refused there meanwhile. No lock keeps us out.
+
+    For a batch job: a file server may keep the lock of a node that died, and nobody may be there to remove it.
+    """
+    lock = None
+    try:
+        lock = RunLock(folder, "--run-dir")
+    except (UserError, OSError) as error:
+        print(f"warning: {error}; this job starts all the same", file=sys.stderr)
+    with contextlib.closing(lock) if lock is not None else contextlib.nullcontext():
+        yield

@@ -26,7 +26,7 @@ from hvdtrain.launch.launchers import REGISTRY, Request
 from hvdtrain.launch.preflight import STALL_TIMEOUT_VARIABLE
 from hvdtrain.launch.time_limit import TimeLimit
 from hvdtrain.paths import find_job, make_folder
-from hvdtrain.run_folder import holding
+from hvdtrain.run_folder import held_if_free, holding
 from hvdtrain.site import commands
 
 #: After asking for a requeue SLURM ends this script; if it has not by then, it never will.
@@ -104,6 +104,10 @@ class Batch:
     def run(self) -> int:
         """Run the attempt to its end; the exit status."""
         make_folder(self.folder, "the run folder")
+        with held_if_free(self.folder):
+            return self._run()
+
+    def _run(self) -> int:
         (self.folder / "log").mkdir(exist_ok=True)
         silent = _close_earlier(self.folder)
         attempts.set_aside(self.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from hvdtrain import record
 from hvdtrain.launch import batch
+from hvdtrain.lock import Locked
+from hvdtrain.run_folder import take
 from hvdtrain.site.commands import SlurmError
 
 
@@ -137,3 +140,37 @@ def test_guard_ranks_are_started_with_the_mpi_of_their_launcher(
     monkeypatch.setattr(batch.signal, "signal", lambda number, handler: None)  # they stay pytest's
     assert attempt._start() == 0
     assert said[said.index("--overlap") + 1] == mpi and sum(word.startswith("--mpi") for word in said) == 1
+
+
+def test_a_start_by_hand_beside_a_batch_job_is_refused(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, refused = begun(tmp_path), []
+
+    def start() -> int:
+        with pytest.raises(Locked, match="another training works in"):
+            take(tmp_path)
+        refused.append(True)
+        return 2
+
+    monkeypatch.setattr(attempt, "_start", start)
+    attempt.run()
+    assert refused == [True]
+    after = take(tmp_path)
+    assert after is not None
+    after.close()
+
+
+def test_no_lock_keeps_a_batch_job_from_starting(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file server may keep that of a node that died, and nobody may be there to remove it."""
+    attempt = begun(tmp_path)
+    monkeypatch.setattr(attempt, "_start", lambda: 2)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    other = take(tmp_path)
+    assert other is not None
+    with closing(other):
+        assert attempt.run() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("warning: another training works in") and said.endswith("; this job starts all the same\n")
