@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from hvdtrain._keras.loader import Loader
+from hvdtrain._keras.loader import Loader, for_evaluation
 from hvdtrain._keras.others import listed
 
 
@@ -16,6 +16,7 @@ def fit_alone(model: Any, arguments: dict[str, Any], original: Any) -> Any:
     if not isinstance(train, Loader):
         return original(model, **arguments)
     epochs = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: train.start(epoch + 1))
+    arguments["validation_data"] = for_evaluation(arguments["validation_data"])
     arguments["callbacks"] = [epochs, *listed(arguments["callbacks"])]
     # As with `callbacks()`: Keras would shuffle the batches once more, and begin an epoch where the one before ended.
     train.train_as(arguments["steps_per_epoch"])

@@ -97,6 +97,7 @@ def fit(
     mistakes.refuse_numbers(epochs, accumulate, clip_norm)
     mistakes.refuse_sum(loss, accumulate)
     mistakes.refuse_accumulated_join(train, accumulate)
+    mistakes.refuse_adascale(train, synchronizer.adascale is not None)
     mistakes.refuse_decisions(schedule, early, validation)
     refuse_unlike({"epochs": epochs, "accumulate": accumulate, **train.facts()})
     if early is not None:
@@ -198,7 +199,9 @@ def _open_log(train: TrainLoader, precision: str, accumulate: int, shift: int) -
     folder = record.run_dir()
     if world().rank != 0 or folder is None:
         return None
-    record.note(batch_size=train.batch_size, precision=precision, accumulate=accumulate)
+    # On each of them in the mean: reports multiply it by the ranks.
+    each = train.full // world().size if train.full % world().size == 0 else None
+    record.note(batch_size=each, precision=precision, accumulate=accumulate)
     return EpochLog(folder / "epochs.jsonl", next_epoch=train.epoch + shift)
 
 

@@ -48,13 +48,14 @@ class JoinLoader:
         self._skip = 0
         self._under_way = self._broken_off = False
         self._flight: Flight | None = None
-        self._message = f"samples of the next step of loader {next(_loaders)}"
         self._iterable = isinstance(dataset, IterableDataset)
         if not self._iterable and len(cast(Sized, dataset)) == 0:
             raise _nothing()
         # Samples of all ranks in an epoch, as far as anybody knows.
         known = 0 if self._iterable else len(cast(Sized, dataset))
         total, unknown, full, squares = sum_over_ranks([known, float(self._iterable), batch_size, batch_size**2])
+        # Only now: a rank whose first one was refused makes another, and meets the others here.
+        self._message = f"samples of the next step of loader {next(_loaders)}"
         self._total = 0 if unknown else int(total)
         self.full, self.alike = int(full), full**2 == world().size * squares
 

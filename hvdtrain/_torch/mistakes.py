@@ -74,6 +74,12 @@ def refuse_accumulated_join(train: TrainLoader, accumulate: int) -> None:
         )
 
 
+def refuse_adascale(train: TrainLoader, adascale: bool) -> None:
+    """A gain that is measured by how ranks' gradients differ, of ranks whose batches differ in size."""
+    if adascale and not train.alike:
+        raise agreed(UserError('lr_rule="adascale" needs the same batch_size on all ranks; take "linear" or "sqrt"'))
+
+
 def refuse_decisions(schedule: Any, early: EarlyStopping | None, validation: Any) -> None:
     """A schedule or a stop that looks at what is not there."""
     if schedule is not None and not callable(schedule):

@@ -188,6 +188,7 @@ class Synchronizer:
         finally:
             self.origin = self.steps, self.epochs_done
             self.schedule, self._driven = None, False
+            self.exchange.measure = self.adascale is not None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -195,7 +195,8 @@ class Trainer:
         self.synchronizer.not_finite = not self._meter.finite
         self.synchronizer.weight = group.weight or 0.0
         if last:
-            self.synchronizer.exchange.measure = measure or self.synchronizer.adascale is not None
+            # Ranks with other weights than each other would be taken for noise: such a step keeps the gain.
+            self.synchronizer.exchange.measure = measure or (self.synchronizer.adascale is not None and group.full)
             if self.synchronizer.exchange.measure:
                 self.precision.tell(self.synchronizer)  # only now: reading the scale waits for a GPU
         with self.synchronizer.clock.phase("backward"):

@@ -103,6 +103,10 @@ class Batch:
 
     def run(self) -> int:
         """Run the attempt to its end; the exit status."""
+        if self.job.state.startswith("CANCELLED"):
+            # One that is cancelled in the moment of its start runs all the same, and its folder may have been taken back.
+            print("SLURM has cancelled this job: nothing is started", file=sys.stderr)
+            return 1
         make_folder(self.folder, "the run folder")
         with held_if_free(self.folder):
             return self._run()

@@ -147,6 +147,8 @@ def _run(command: Sequence[str], environment: dict[str, str], stop: signal.Signa
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if number == signal.SIGHUP and asked:
+            return  # of a terminal that closes both the shell and the kernel tell; nobody is impatient
         if number in _END and not asked:
             asked = number
             if stop is not None and number != stop:

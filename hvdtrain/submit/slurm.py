@@ -28,7 +28,7 @@ from hvdtrain.submit import (
     values,
     watch,
 )
-from hvdtrain.submit.cell import Cell, Shape
+from hvdtrain.submit.cell import Cell, Shape, fingerprint
 from hvdtrain.submit.lock import StudyLock
 from hvdtrain.submit.nodes import nodes_for
 from hvdtrain.submit.request import Request
@@ -209,6 +209,7 @@ class Slurm:
             for file in ("cell.json", "script.sh"):
                 keep(study / name / file, undo)
             write_cell(study / name, cell, scripts[name])
+        self._rename_types(study, undo)
         done: list[str] = []
         taken: list[submissions.Submission] = []
         undo.callback(_take_back, study, taken, undo)
@@ -250,6 +251,14 @@ class Slurm:
                 raise UserError(f"--gpu-type {found[key]},{name}: both are the type {key} here; give it once")
             found[key] = name
         return tuple(found)
+
+    def _rename_types(self, study: Path, undo: contextlib.ExitStack) -> None:
+        """In the records of all cells: one GPU type under two names would be two in a report of them and of what is added now."""
+        for name, cell in read_known(study).items():
+            facts = self._renamed(cell).facts
+            if facts.get("gpu_type") != cell.facts.get("gpu_type"):
+                keep(study / name / "cell.json", undo)
+                record.write_json(study / name / "cell.json", {**facts, "hash": fingerprint(facts)})
 
     def _renamed(self, cell: Known) -> Known:
         """A cell of a version that recorded the name of a GPU type which the user typed, with the profile's."""

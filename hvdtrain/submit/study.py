@@ -216,12 +216,17 @@ def create(
     request: Mapping[str, Any],
     undo: contextlib.ExitStack,
 ) -> None:
-    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back both."""
+    """Write the new ones among `cells` and note the request in `study.json`; `undo` takes back both, and nothing else."""
     for cell in cells:
         where = folder / cell.name
-        if not (where / "cell.json").exists():
+        if (where / "cell.json").exists():
+            continue
+        if where.exists():  # a training that was started by hand has its records there
+            for file in ("script.sh", "cell.json"):
+                keep(where / file, undo)
+        else:
             undo.callback(shutil.rmtree, where, ignore_errors=True)
-            write_cell(where, cell, script(cell))
+        write_cell(where, cell, script(cell))
     keep(folder / "study.json", undo)
     study = record.read_json(folder / "study.json") or {
         "study": folder.name,

@@ -54,3 +54,18 @@ def test_cells_that_have_another_name_of_their_gpu_type_are_recognised(
     words = ["--gpus", "2", "--gpu-type", "a100", "--retry-failed", "--time", "60"]
     assert cli.main([*SUBMIT, *words, "--max-gpu-hours", "2", "--dry-run"]) == 0
     assert cli.main([*SUBMIT, *words, "--max-gpu-hours", "1", "--dry-run"]) == 2
+
+
+def test_what_is_added_to_a_study_has_its_gpu_type_in_one_name_with_what_is_there(a100: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2", "--gpu-type", "a100"]) == 0
+    path = Path("runs/toy/n2-a100/cell.json")
+    before = record.read_json(path) or {}
+    record.write_json(path, {**before, "gpu_type": "A100", "hash": "of that name"})
+    ended("completed", "n2-a100")
+    old = path.read_bytes()
+    a100.accepts = len(a100.submitted)
+    assert cli.main([*SUBMIT, "--gpus", "4", "--gpu-type", "a100"]) == 2
+    assert path.read_bytes() == old
+    a100.accepts = 100
+    assert cli.main([*SUBMIT, "--gpus", "4", "--gpu-type", "a100"]) == 0
+    assert record.read_json(path) == before

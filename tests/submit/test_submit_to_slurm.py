@@ -283,3 +283,14 @@ def test_what_would_fit_is_not_refused_in_its_turn(
     assert advice in told
     if found := re.search(r"--time (\d+) ", told):
         assert cli.main([*words, found[1]]) == 0
+
+
+def test_records_of_a_training_by_hand_outlast_a_submission_that_is_refused(slurm: Slurm) -> None:
+    assert cli.main([*SUBMIT, "--gpus", "2"]) == 0
+    epochs = Path("runs/toy/n4/epochs.jsonl")
+    epochs.parent.mkdir()
+    epochs.write_text("{}\n")
+    slurm.accepts = len(slurm.submitted)
+    assert cli.main([*SUBMIT, "--gpus", "4"]) == 2
+    assert epochs.read_text() == "{}\n"
+    assert not [epochs.parent / name for name in ("cell.json", "script.sh") if (epochs.parent / name).exists()]

@@ -108,3 +108,17 @@ def test_fit_and_evaluate_return_what_those_of_keras_do_and_tell_a_mistyped_opti
     assert evaluated == [["loss", "mae"]] * 2
     assert "verbos= is none of model.evaluate's arguments" in ended.err
     assert 'did you mean "verbose"?' in ended.err and "Traceback" not in ended.err
+
+
+ALONE = """
+model = model_of()
+train = hk.loader(x, y, batch_size=6)
+history = model.fit(train, validation_data=train, steps_per_epoch=2, epochs=2, verbose=0).history
+tell([*history["val_loss"], hk.evaluate(model, train, verbose=0)["loss"]])
+"""
+
+
+def test_one_rank_without_our_callbacks_validates_on_the_whole_of_a_training_loader_too(tmp_path: Path) -> None:
+    *validated, evaluated = told(run(1, ALONE, tmp_path))
+    assert validated == pytest.approx([100 / 37] * 2, rel=1e-5)
+    assert evaluated == validated[-1]

@@ -253,7 +253,7 @@ def trained(ranks_that_look, clears=False):
 ends = [trained([]), trained([0, 1]), trained([0, 1], clears=True)]
 if sys.argv[1] == "horovod":
     ends.append(trained([0]))
-print("all alike", all(end == ends[0] for end in ends))
+print(f"all alike {all(end == ends[0] for end in ends)}")
 """
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import hvdtrain.torch as ht
 from hvdtrain._torch.rows import samples_of
+from hvdtrain.record import read_json
 from tests.worlds import run_world
 
 
@@ -138,9 +139,69 @@ def test_ranks_with_batches_of_different_sizes_train_as_one_on_their_union(accum
     script.write_text(UNEQUAL)
     ends = []
     for ranks, launcher in ((1, "none"), (2, "local")):
-        ended = run_world(ranks, script, accumulate, options=["--launcher", launcher], patience=60)
+        options = ["--launcher", launcher, "--run-dir", str(tmp_path / f"on-{ranks}")]
+        ended = run_world(ranks, script, accumulate, options=options, patience=60)
         assert ended.status == 0, ended.err
+        # Of a rank, in the mean: times the ranks it is what a step has.
+        assert (read_json(tmp_path / f"on-{ranks}/result.json") or {})["batch_size"] == 6 / ranks
         ends.append(json.loads(ended.out.splitlines()[-1]))
     assert ends[1]["found"] == pytest.approx(ends[0]["found"], rel=1e-6, abs=1e-6)
     # It is estimated from batches of one size.
     assert ends[1]["noise"] is None
+
+
+ANEW = """
+import torch
+import hvdtrain.torch as ht
+from hvdtrain.errors import UserError
+world = ht.init()
+try:
+    loader = ht.loader([] if world.rank == 1 else list(range(8)), 4, uneven="join")
+except UserError:
+    loader = ht.loader([8], 4, uneven="join")
+print(f"rank {world.rank} has seen {sum(len(batch) for batch in loader)}")
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_whose_first_loader_was_refused_makes_another(tmp_path: Path) -> None:
+    script = tmp_path / "anew.py"
+    script.write_text(ANEW)
+    ended = run_world(2, script, options=["--launcher", "local", "--stall-timeout", "20"], patience=60)
+    assert ended.status == 0, ended.err
+    assert "rank 0 has seen 8" in ended.out
+
+
+STEADY = """
+import json, torch
+from torch import nn
+import hvdtrain.torch as ht
+from hvdtrain._torch.distribute import synchronizer_of
+from hvdtrain.errors import UserError
+world = ht.init()
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), lr_rule="adascale")
+alike = torch.utils.data.TensorDataset(torch.ones(9, 3), torch.ones(9, 1))
+ht.fit(model, optimizer, nn.MSELoss(), ht.loader(alike, 4), epochs=2, checkpoints=False)
+found = [synchronizer_of(optimizer).adascale.gain]
+try:
+    mine = ht.loader(alike, (2, 6)[world.rank], uneven="join")
+    ht.fit(model, optimizer, nn.MSELoss(), mine, epochs=1, checkpoints=False)
+except UserError as error:
+    found.append(str(error))
+if world.rank == 0:
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_with_different_weights_are_no_noise_to_adascale(tmp_path: Path) -> None:
+    """All samples are the same, so all gradients are; in the last step of the epoch one rank has one, and the other none."""
+    script = tmp_path / "steady.py"
+    script.write_text(STEADY)
+    ended = run_world(2, script, options=["--launcher", "local"], patience=60)
+    assert ended.status == 0, ended.err
+    gain, refused = json.loads(ended.out.splitlines()[-1])
+    assert gain == pytest.approx(1, abs=1e-6)
+    assert "needs the same batch_size on all ranks" in refused

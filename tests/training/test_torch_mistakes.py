@@ -281,9 +281,9 @@ for epoch in range(4):
         if step == 1 and epoch < 3:
             break
         epochs[-1].append(train.union)
-print("given", epochs)
+print(f"given {epochs}")
 both = [ht.loader(Own(), 2, uneven="join") for _ in range(2)]
-print("both", [sum(loader.union for loader in both) for _ in zip(*both)])
+print(f"both {[sum(loader.union for loader in both) for _ in zip(*both)]}")
 """
 
 

@@ -174,3 +174,14 @@ def test_no_lock_keeps_a_batch_job_from_starting(
         assert attempt.run() == 2
     said = capsys.readouterr().err
     assert said.startswith("warning: another training works in") and said.endswith("; this job starts all the same\n")
+
+
+def test_a_job_that_was_cancelled_while_it_began_leaves_nothing(
+    tmp_path: Path, controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller.says = "JobState=CANCELLED Restarts=0"
+    folder = tmp_path / "taken-back"
+    attempt = batch.Batch(batch._parser().parse_args(["--run-dir", str(folder), "--launcher", "gloo", "digits"]))
+    assert attempt.run() == 1
+    assert not folder.exists()
+    assert "SLURM has cancelled this job" in capsys.readouterr().err

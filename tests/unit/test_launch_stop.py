@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_who_presses_ctrl_c_again_does_not_wait(tmp_path: Path) -> None:
         assert eventually((tmp_path / "told").exists)
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == 130
+
+
+def test_a_terminal_that_closes_tells_twice_and_is_not_impatient(tmp_path: Path) -> None:
+    (tmp_path / "deaf").touch()
+    options = ["-n", "2", "--launcher", "gloo", str(script(tmp_path, "pass"))]
+    hurried = f"import sys\nfrom hvdtrain.launch import cli\ncli.STOP_SECONDS = 3\nsys.exit(cli.main({options}))"
+    with started("-c", hurried, **srun(tmp_path)) as process:
+        assert eventually((tmp_path / "up-srun").exists)
+        process.send_signal(signal.SIGHUP)
+        assert eventually((tmp_path / "told").exists)
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        assert process.wait(8) == 129
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
