@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Locked(UserError):
     """Another process has the lock."""
 
 
-class Lock:
+class Lock(ABC):
     """The lock that is the file `path`, held until `close`. `descriptor` may be inherited by what the holder starts.
 
     What outlives its holder thus keeps the lock: nobody starts it a second time beside itself.
@@ -49,9 +50,9 @@ class Lock:
         """Who holds it, for those who find it locked."""
         return {"pid": os.getpid(), "host": socket.gethostname()}
 
+    @abstractmethod
     def refusal(self, holder: dict[str, Any], alive: bool) -> str:
         """What to say when `holder` (its `facts`) has it; not `alive`: what that has left behind."""
-        raise NotImplementedError
 
     def has_ended(self, holder: dict[str, Any]) -> bool:
         """Whether `holder` is known to be gone, whatever the file system says of its lock."""
