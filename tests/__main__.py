@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 #: Ranks of one test take up to four cores.
 WORKERS = max(2, (os.cpu_count() or 1) // 4)
-# A file stays in one process: what it sets up once serves all its tests.
+# A file stays in one process: what it sets up once serves all its tests. Where two processes find other tests, for a name came from
+# a clock or from the order of a set, pytest-xdist ends with an error.
 _SEVERAL = ["-n", str(WORKERS), "--dist", "loadfile"]
 #: One after the other; the runs of each beside each other.
 PHASES = (

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds import warm
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "bench"
 #: Bench -> what makes it tiny, where it is not `--tiny`.
@@ -41,6 +43,8 @@ TINY = {
 }
 #: Benches that print and write in a form of their own.
 OWN_FORM = {"accuracy_by_ranks", "input_pipeline"}
+#: Benches of how ranks start.
+COLD = {"launchers", "startup"}
 #: Not benches: what they share, and those tested elsewhere.
 OTHERS = {"backtest", "blocks", "gpu_parts", "input_contenders", "pictures", "rivals", "stability", "turns"}
 
@@ -55,6 +59,8 @@ def test_bench(name: str, tmp_path: Path) -> None:
     if "--tiny" in words:
         words = [*words, "--json", str(out)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if name not in COLD:
+        environ |= warm("keras tensorflow", "torch")
     command = [sys.executable, str(script), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environ, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

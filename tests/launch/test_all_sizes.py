@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import run_world
+from tests.worlds import run_cold_world
 
 JOB = Path(__file__).with_name("small_job.py")
 pytestmark = pytest.mark.ranks
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ranks
     ("launcher", "ranks"), [("local", 3), ("local", 6), ("mpirun", 3), ("mpirun", 5), ("mpirun", 7)]
 )
 def test_messages_arrive(launcher: str, ranks: int) -> None:
-    ended = run_world(ranks, JOB, options=["--launcher", launcher])
+    ended = run_cold_world(ranks, JOB, options=["--launcher", launcher])
     assert ended.status == 0, ended.err
     assert f"{ranks} ranks agree" in ended.out
 
@@ -36,14 +36,14 @@ def test_limits_of_messages_are_ours_unless_the_user_says_otherwise(
     monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
     script = tmp_path / "settings.py"
     script.write_text(f"import os\nimport hvdtrain.torch as ht\nht.init()\nprint('limit', os.environ[{name!r}])\n")
-    ended = run_world(2, script, options=["--launcher", "mpirun"])
+    ended = run_cold_world(2, script, options=["--launcher", "mpirun"])
     assert ended.status == 0, ended.err
     assert ended.out.count(f"limit {expected}") == 2, ended.out
 
 
 def test_ddp_leaves_before_the_interpreter_does() -> None:
     """Else a thread that gives back the last tensor may find no interpreter any more, and abort."""
-    ended = run_world(3, JOB, "--strategy", "ddp", options=["--launcher", "local"])
+    ended = run_cold_world(3, JOB, "--strategy", "ddp", options=["--launcher", "local"])
     assert ended.status == 0, ended.err
     assert "group alive at the end: False" in ended.out
 
@@ -56,6 +56,6 @@ def test_what_all_ranks_found_is_said_by_rank_0_however_late_it_is(launcher: str
         "import time\nimport hvdtrain.torch as ht\nfrom hvdtrain.errors import UserError, agreed\n"
         "if ht.init().rank == 0:\n    time.sleep(2)\nraise agreed(UserError('the same mistake'))\n"
     )
-    ended = run_world(3, script, options=["--launcher", launcher])
+    ended = run_cold_world(3, script, options=["--launcher", launcher])
     assert ended.status == 2
     assert ended.err.count("error: the same mistake") == 1, ended.err

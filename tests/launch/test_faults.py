@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import Ended, run_world, still_running
+from tests.worlds import Ended, run_cold_world, still_running
 
 JOB = Path(__file__).with_name("faulty_job.py")
 # Three ranks import what the first step needs in up to nine seconds when other work takes the cores; the first step has twice this.
@@ -25,7 +25,7 @@ def run(tmp_path: Path, launcher: str, fault: str, rank: int, *options: str, **e
     run_dir = tmp_path / "run"
     arguments = ["--fault", fault, "--rank", rank, "--mark", mark]
     common = ["--launcher", launcher, "--run-dir", str(run_dir), "--stall-timeout", str(STALL), *options]
-    ended = run_world(3, JOB, *arguments, options=common, **environment)
+    ended = run_cold_world(3, JOB, *arguments, options=common, **environment)
     after = time.time() - mark.stat().st_mtime if mark.exists() else float("nan")
     assert not still_running(str(mark)), "processes were left behind"
     assert not list(tmp_path.rglob("core*"))
@@ -122,7 +122,7 @@ def test_a_rank_that_never_joins_is_missed_by_number(tmp_path: Path) -> None:
         "if os.environ['HOROVOD_RANK'] == '1':\n    time.sleep(60)\n"
         "import hvdtrain.torch as ht\nht.init()\n"
     )
-    ended = run_world(
+    ended = run_cold_world(
         3, script, options=["--launcher", "local", "--run-dir", str(tmp_path / "run"), "--connect-timeout", "5"]
     )
     assert ended.status == 2
@@ -134,7 +134,7 @@ def test_a_rank_that_never_joins_is_missed_by_number(tmp_path: Path) -> None:
 
 def test_a_server_that_starts_ten_seconds_late_is_waited_for(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    ended = run_world(
+    ended = run_cold_world(
         2, JOB, "--fault", "late-server", "--steps", 20, options=["--launcher", "local", "--run-dir", str(run_dir)]
     )
     assert ended.status == 0, ended.err
@@ -144,7 +144,7 @@ def test_a_server_that_starts_ten_seconds_late_is_waited_for(tmp_path: Path) -> 
 
 
 def test_an_interface_that_does_not_exist_is_said_once(tmp_path: Path) -> None:
-    ended = run_world(
+    ended = run_cold_world(
         3, JOB, options=["--launcher", "local", "--run-dir", str(tmp_path / "run")], HOROVOD_GLOO_IFACE="eth9"
     )
     assert ended.status == 2
@@ -156,14 +156,14 @@ def test_an_interface_that_does_not_exist_is_said_once(tmp_path: Path) -> None:
 
 def test_a_proxy_in_the_environment_changes_nothing(tmp_path: Path) -> None:
     dead = "http://127.0.0.1:9"
-    ended = run_world(
+    ended = run_cold_world(
         2, JOB, "--steps", 10, options=["--launcher", "local"], http_proxy=dead, HTTP_PROXY=dead, no_proxy=""
     )
     assert ended.status == 0, ended.err
 
 
 def test_hierarchical_operations_asked_for_under_gloo_are_not_used(tmp_path: Path) -> None:
-    ended = run_world(2, JOB, "--steps", 10, options=["--launcher", "local"], HOROVOD_HIERARCHICAL_ALLREDUCE="1")
+    ended = run_cold_world(2, JOB, "--steps", 10, options=["--launcher", "local"], HOROVOD_HIERARCHICAL_ALLREDUCE="1")
     assert ended.status == 0, ended.err
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimizer of a process does: two seconds for each that is forked
 from torch import nn
 
 import hvdtrain.torch as ht

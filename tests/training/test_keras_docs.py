@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.test_torch_docs import changed_lines
-from tests.worlds import run_world
+from tests.worlds import run_cold_world
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEFORE, AFTER = (DOCS / "examples" / f"keras_{name}.py" for name in ("before", "after"))
@@ -32,7 +32,7 @@ def test_before() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_after(ranks: int) -> None:
-    ended = run_world(ranks, AFTER)
+    ended = run_cold_world(ranks, AFTER)
     assert ended.status == 0, ended.err
     assert accuracy(ended.out) > 0.9
 

@@ -66,7 +66,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("strategy", "devices", "launcher"),
-    [("multiworker", 2, "mpirun"), ("mirrored", 4, "none")],
+    [("multiworker", 2, "mpirun"), ("mirrored", 2, "none")],
 )
 def test_devices_end_where_one_on_the_union_ends(
     strategy: str, devices: int, launcher: str, one_device: Callable[[str], Path], tmp_path: Path

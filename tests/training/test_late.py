@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import run_world
+from tests.worlds import run_cold_world
 
 OF_KERAS = """
 import json
@@ -38,7 +38,7 @@ print(json.dumps([after_training, type(wrapped).__name__, drawn, loaded()]))
 def test_wrappers_and_pictures_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(OF_KERAS)
-    ended = run_world(1, "job.py", KERAS_BACKEND=backend)
+    ended = run_cold_world(1, "job.py", KERAS_BACKEND=backend)
     assert ended.status == 0, ended.err
     told = json.loads(ended.out.splitlines()[-1])
     assert told == [[], "SKLearnRegressor", "plot_image_gallery", ["sklearn", "matplotlib"]]
@@ -82,7 +82,7 @@ def test_the_compiler_of_torch(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(COMPILES)
     command = [sys.executable, str(tmp_path / "job.py")]
     plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    late = run_world(1, tmp_path / "job.py")
+    late = run_cold_world(1, tmp_path / "job.py")
     assert late.status == 0, late.err
     expected, found = (json.loads(out.splitlines()[-1]) for out in (plain, late.out))
     assert (expected[0], found[0]) == (True, False)
@@ -98,5 +98,5 @@ def test_a_compiler_that_is_asked_for_by_name_is_whole(tmp_path: Path) -> None:
         "@torch._dynamo.disable\ndef untraced(x):\n    return x\n"
         "print(lazy, config.cache_size_limit > 0, untraced(1), torch._dynamo.graph_break.__module__)\n"
     )
-    ended = run_world(1, tmp_path / "job.py")
+    ended = run_cold_world(1, tmp_path / "job.py")
     assert ended.out.splitlines()[-1] == "_Compiler True 1 torch._dynamo.decorators", ended.err
