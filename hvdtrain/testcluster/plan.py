@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import random
 import re
 import socket
 import tempfile
@@ -30,6 +32,11 @@ _NAME = re.compile(r"[a-z][a-z0-9]{0,8}")
 _LINK = re.compile(r"[0-9]+(\.[0-9]+)?[kmg]?bit")
 # Slurm and PMIx put UNIX sockets below the directory, and a socket's whole path may have 107 bytes.
 _LONGEST_DIRECTORY = 48
+
+
+#: Ports below are left to services; see `free_ports` for those above.
+_FIRST_PORT = 10_000
+_GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
@@ -153,16 +160,25 @@ def choose_network(taken: Iterable[ipaddress.IPv4Network], start: int) -> ipaddr
     raise RequestError(f"no free /24 network is left in {ADDRESS_POOL}: end clusters that are no longer needed")
 
 
-def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """`count` different TCP ports that nothing listens on at `address` now."""
-    sockets = [socket.socket() for _ in range(count)]
+def free_ports(count: int) -> list[int]:
+    """`count` different TCP ports that nothing listens on now, at any address of this machine.
+
+    Below the range that the kernel gives to whoever asks for any port: until a daemon listens on one, connections of other
+    programs, of which a busy machine opens hundreds a minute, could take it.
+    """
     try:
-        for one in sockets:
-            one.bind((address, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        first = int(_GIVEN_BY_KERNEL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768  # Linux's default
+    legal = range(_FIRST_PORT, first) if first - _FIRST_PORT >= 100 * count else range(_FIRST_PORT, 65536)
+    found: list[int] = []
+    for port in random.sample(legal, len(legal)):
+        if len(found) == count:
+            return found
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            found.append(port)
+    raise RequestError(f"{count} TCP ports were needed, and only {len(found)} are free")
 
 
 def make_plan(
