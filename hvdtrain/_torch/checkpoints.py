@@ -150,11 +150,11 @@ class Checkpoints:
             "history": self.history,
             "epoch": epoch,
         }
-        facts = {"world_size": world().size, "rule": self._synchronizer.rule}
+        facts = {"world_size": world().size, "rule": self._synchronizer.pace.rule}
         return self.store.save(
             lambda file: payload.write(content, file),
             epoch=epoch,
-            step=self._synchronizer.steps,
+            step=self._synchronizer.pace.steps,
             score=score,
             facts=facts,
         )
@@ -232,7 +232,7 @@ class Checkpoints:
             self.partials = own if rank == 0 else [{} for _ in own[:1]]
         self.history = content["history"]
         if rank == 0:
-            epoch, step = content["epoch"], self._synchronizer.steps
+            epoch, step = content["epoch"], self._synchronizer.pace.steps
             ranks_then = "" if len(ranks) == world().size else f" of {len(ranks)} ranks"
             _say(f"going on after epoch {epoch}, step {step}, from {path}{ranks_then}{f'; {lost}' if lost else ''}")
         return int(content["epoch"])
@@ -245,7 +245,7 @@ class Checkpoints:
         """
         if not agreed_stop():
             return
-        raise stopped(self.save(epoch, score, **details), self._synchronizer.steps)
+        raise stopped(self.save(epoch, score, **details), self._synchronizer.pace.steps)
 
 
 def _of_another(what: str, path: Path | None, error: Exception) -> AgreedCheckpointError:

@@ -24,6 +24,7 @@ from hvdtrain import lr as rates
 from hvdtrain import record
 from hvdtrain._torch.clock import Clock
 from hvdtrain._torch.exchange import COMPRESSIONS, Exchange, sparse_parameters
+from hvdtrain._torch.pace import Pace
 from hvdtrain._torch.start import broadcast_tensors, from_rank_zero, strategy, world
 from hvdtrain._torch.synchronizer import Synchronizer
 from hvdtrain.errors import UserError
@@ -97,12 +98,7 @@ def distribute(
     synchronizer = Synchronizer(
         optimizer,
         Exchange(names, sparse_parameters(plain, optimizer), f"optimizer {next(_calls)}", compression),
-        rule,
-        base_rates,
-        scaling,
-        warmup_epochs,
-        warmup_steps,
-        steps_per_epoch,
+        Pace(optimizer, rule, base_rates, scaling, warmup_epochs, warmup_steps, steps_per_epoch),
         ddp,
         check_replicas_every,
         clock=Clock(place.device),

@@ -106,7 +106,7 @@ def fit(
     states: dict[str, Stateful | None] = {"scaler": formats.scaler, "early_stopping": early}
     states["schedule"] = schedule if isinstance(schedule, rates.Plateau) else None
     if train.steps is not None:
-        synchronizer.steps_per_epoch = synchronizer.steps_per_epoch or -(-train.steps // accumulate)
+        synchronizer.pace.steps_per_epoch = synchronizer.pace.steps_per_epoch or -(-train.steps // accumulate)
     saver = _saver(model, optimizer, train, checkpoints, {name: each for name, each in states.items() if each})
     weight = LossWeight(loss, loss_weight)
     trainer = Trainer(
@@ -117,17 +117,17 @@ def fit(
     shift = max(0, _recorded - (train.epoch - 1))
     with stop.watching(), generators.alike_afterwards(), synchronizer.driven(schedule):
         # The loader may have been through epochs before, this optimizer perhaps not: schedule and warm-up count its own.
-        trainer.epochs_before = train.epoch - 1 - synchronizer.trained
+        trainer.epochs_before = train.epoch - 1 - synchronizer.pace.trained
         finished = saver.go_on()
         if finished or saver.partials:
-            synchronizer.epochs_done = synchronizer.origin[1]
+            synchronizer.pace.epochs_done = synchronizer.pace.origin[1]
         history = [Epoch(**entry) for entry in saver.history]
         if finished >= final or (early is not None and early.stopped):
             _say(f"trained already: {len(history)} epochs are on record; nothing is left to do")
             _recorded = max(_recorded, history[-1].epoch + shift if history else 0)
             return history
         if not saver.generators_restored:
-            generators.differ_by_rank(train.seed, _fits, synchronizer.steps)
+            generators.differ_by_rank(train.seed, _fits, synchronizer.pace.steps)
         _show_rates(synchronizer, round(final - trainer.epochs_before))
         log = _open_log(train, precision, accumulate, shift)
         # What an earlier phase, a loop or a step that diverged has left is no part of the first step.
@@ -181,16 +181,16 @@ def _show_rates(synchronizer: Synchronizer, epochs: int) -> None:
     """Print the rates to come, and note them for the report."""
     if world().rank != 0:
         return
-    warmup = synchronizer.warmup_epochs
-    if synchronizer.warmup_steps and synchronizer.steps_per_epoch:
-        warmup = synchronizer.warmup_steps / synchronizer.steps_per_epoch
-    base = synchronizer.base_rates[0]
+    warmup = synchronizer.pace.warmup_epochs
+    if synchronizer.pace.warmup_steps and synchronizer.pace.steps_per_epoch:
+        warmup = synchronizer.pace.warmup_steps / synchronizer.pace.steps_per_epoch
+    base = synchronizer.pace.base_rates[0]
     plan = rates.table(
-        base, synchronizer.rule, world().size, epochs, warmup_epochs=warmup, schedule=synchronizer.schedule
+        base, synchronizer.pace.rule, world().size, epochs, warmup_epochs=warmup, schedule=synchronizer.pace.schedule
     )
     record.note(lr_table=[dataclasses.astuple(row) for row in plan])
     gain = ", times its gain in each step" if synchronizer.adascale is not None else ""
-    _say(f"learning rate ({base:g} for one rank, rule {synchronizer.rule}, {world().size} ranks{gain}):")
+    _say(f"learning rate ({base:g} for one rank, rule {synchronizer.pace.rule}, {world().size} ranks{gain}):")
     for line in rates.describe(plan):
         _say(line)
 

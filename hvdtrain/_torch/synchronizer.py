@@ -6,8 +6,6 @@ step waits for all of them. What is between (clipping, unscaling) must wait firs
 
 from __future__ import annotations
 
-import math
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,11 +22,10 @@ from hvdtrain._torch import replicas
 from hvdtrain._torch.agreement import agree_to_stop, agreed_stop, own_stop
 from hvdtrain._torch.clock import Clock
 from hvdtrain._torch.exchange import Exchange, Message
+from hvdtrain._torch.pace import Pace
 from hvdtrain._torch.start import broadcast_tensors, session, sum_over_ranks, world
 from hvdtrain.errors import UserError, agreed
 
-#: What torch's schedulers keep in parameter groups beside the rate.
-_RATES = {"initial_lr", "max_lr", "min_lr", "swa_lr"}
 #: Of all optimizers, so that a parameter is averaged for one of them only.
 _attached: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
 
@@ -39,17 +36,9 @@ class Synchronizer:
 
     Attributes:
         exchange: how gradients travel.
-        rule: of `hvdtrain.lr`, resolved.
-        base_rates: of one rank, by parameter group.
-        scaling: what the learning rates were multiplied with for this world.
-        warmup_epochs, warmup_steps: length of the warm-up; one of them is 0.
-        steps_per_epoch: optimizer steps in an epoch, for the warm-up; `fit` sets it.
+        pace: steps, epochs and rates.
         ddp: the wrapped model, when torch's DDP averages the gradients.
         check_every: steps between two comparisons of the replicas; 0 for never.
-        schedule: factor by epoch, while `fit` runs.
-        epochs_done: epochs and fractions of one trained, told by `fit` while it runs; None before the first.
-        steps: optimizer steps made so far.
-        last_rate: learning rate of the first group in the last step, warm-up included.
         clock: seconds waiting for other ranks before steps, and in the optimizer's own step.
         not_finite: this rank's loss is no number; set before a step, it makes `diverged` True on all ranks after it.
         weight: of this rank's batches of the step, set before it; of all ranks' together after it.
@@ -60,18 +49,9 @@ class Synchronizer:
 
     optimizer: Optimizer
     exchange: Exchange
-    rule: str
-    base_rates: list[float]
-    scaling: float
-    warmup_epochs: float = 0.0
-    warmup_steps: int = 0
-    steps_per_epoch: int | None = None
+    pace: Pace
     ddp: DistributedDataParallel | None = None
     check_every: int = 0
-    schedule: rates.Schedule | None = None
-    epochs_done: float | None = None
-    steps: int = 0
-    last_rate: float = float("nan")
     clock: Clock = field(default_factory=lambda: Clock("cpu"))
     not_finite: bool = False
     diverged: bool = False
@@ -79,17 +59,13 @@ class Synchronizer:
     loss_scale: float = 1.0
     adascale: rates.AdaScale | None = None
     averaged: Callable[[], None] | None = None
-    #: Steps and epochs when training was resumed or `fit` ended: worlds of other sizes make more or fewer steps of the same epochs.
-    origin: tuple[int, float] = (0, 0.0)
     _synchronized: bool = False
-    _driven: bool = False
     _local_only: bool = False
     #: Parameters whose gradients are averaged for this optimizer, and what removes the hook.
     _hooked: dict[nn.Parameter, Any] = field(default_factory=dict)
     #: How many parameters there were when DDP was found to average all; None where one may have taken another's place since.
     _within_ddp: int | None = None
     _lost: set[nn.Parameter] = field(default_factory=set)
-    _scheduled_rates: list[Any] = field(default_factory=list)
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -159,35 +135,14 @@ class Synchronizer:
         """All ranks know by now that one of them was asked to stop."""
         return agreed_stop() != 0
 
-    @property
-    def epoch(self) -> float:
-        """Epochs and fractions of one trained so far; needs `steps_per_epoch` for a warm-up in a loop of one's own."""
-        if not self._driven and self.steps_per_epoch is None and self.origin[1] < self.warmup_epochs:
-            raise UserError(
-                "warmup_epochs needs to know how many steps an epoch has: give distribute(..., steps_per_epoch=len(train)), about "
-                'as many as there are where nobody knows, as with uneven="join"'
-            )
-        return self.trained
-
-    @property
-    def trained(self) -> float:
-        """`epoch`, without those of a loop of one's own whose steps nobody counts."""
-        if self._driven and self.epochs_done is not None:
-            return self.epochs_done
-        # At once, for a sum of fractions is not quite a whole epoch after its last step.
-        return self.origin[1] + ((self.steps - self.origin[0]) / self.steps_per_epoch if self.steps_per_epoch else 0.0)
-
     @contextmanager
     def driven(self, schedule: rates.Schedule | None) -> Iterator[None]:
         """By `fit`, which knows where in which epoch a step is. However it ends, after it steps tell, and no schedule is left."""
-        # The first one begins to count, whatever a loop before it has tried.
-        self.epochs_done = 0.0 if self.epochs_done is None else self.trained
-        self.schedule, self._driven, self._within_ddp = schedule, True, None
+        self._within_ddp = None
         try:
-            yield
+            with self.pace.driven(schedule):
+                yield
         finally:
-            self.origin = self.steps, self.epochs_done
-            self.schedule, self._driven = None, False
             self.exchange.measure = self.adascale is not None
 
     @contextmanager
@@ -310,38 +265,16 @@ class Synchronizer:
             self.synchronize()
         self.begin_step()
         self.clock.start("optimizer")
-        self._set_rates()
-
-    def _set_rates(self) -> None:
-        """Set the rates for this step only, so that schedulers, which set them between steps, never notice."""
-        factor = 1.0
-        if self.scaling != 1.0:
-            if self.warmup_steps:
-                factor = rates.warmup_factor(self.steps, self.warmup_steps, self.scaling)
-            elif self.warmup_epochs:
-                factor = rates.warmup_factor(self.epoch, self.warmup_epochs, self.scaling)
-        if self.schedule is not None:
-            factor *= self.schedule(self.epoch)
-        if self.adascale is not None:
-            factor *= self.adascale.gain
-        if self.steps == 0 and self.scaling != 1.0 and world().rank == 0:
-            _warn_of_own_rates(self.optimizer, self.base_rates, self.scaling)
-        self._scheduled_rates = [group["lr"] for group in self.optimizer.param_groups]
-        if factor != 1.0:
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+        self.pace.set_rates(self.adascale.gain if self.adascale is not None else 1.0)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.last_rate = float(self.optimizer.param_groups[0]["lr"])
-        for group, rate in zip(self.optimizer.param_groups, self._scheduled_rates, strict=True):
-            group["lr"] = rate
-        self.steps += 1
+        self.pace.count_step()
         self._release()
         self.clock.stop("optimizer")
-        session().progress("training", self.steps)
-        if self.check_every and (self.steps == 1 or self.steps % self.check_every == 0):
+        session().progress("training", self.pace.steps)
+        if self.check_every and (self.pace.steps == 1 or self.pace.steps % self.check_every == 0):
             self._within_ddp = None
-            replicas.check({self.exchange.names[p]: p for p in self._parameters()}, self.steps)
+            replicas.check({self.exchange.names[p]: p for p in self._parameters()}, self.pace.steps)
 
     def _release(self) -> None:
         """Parameters that were taken out of the optimizer, on every rank alike, need not travel any more."""
@@ -354,50 +287,10 @@ class Synchronizer:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
-        return {
-            "steps": self.steps,
-            "last_rate": self.last_rate,
-            "epochs": self.trained,
-            "rule": self.rule,
-            "scaling": self.scaling,
-            "base_rates": self.base_rates,
-            "adascale": self.adascale.state_dict() if self.adascale is not None else None,
-        }
+        return self.pace.state_dict() | {"adascale": self.adascale.state_dict() if self.adascale is not None else None}
 
     def resume(self, state: dict[str, Any]) -> list[float]:
-        """Go on from `state_dict()`, once the optimizer has its state: its rates become those of this world.
-
-        Where nothing but the number of ranks has changed, a rate is base x rule(size), exactly; what a scheduler made of it stays.
-
-        Returns:
-            The factors by which rates have changed, by group.
-        """
-        self.steps = state["steps"]
-        # Of an epoch that has no step left, it is the rate to record; earlier versions did not keep it.
-        self.last_rate = state.get("last_rate", self.last_rate)
-        self.origin = (self.steps, state["epochs"] or 0.0)
+        """Go on from `state_dict()`; as `Pace.resume`."""
         if self.adascale is not None and state["adascale"] is not None:
             self.adascale.load_state_dict(state["adascale"])
-        factors = []
-        for index, group in enumerate(self.optimizer.param_groups):
-            then = (state["base_rates"][index] if index < len(state["base_rates"]) else 1.0) * state["scaling"]
-            now = (self.base_rates[index] if index < len(self.base_rates) else 1.0) * self.scaling
-            # A rate of 0 stays one.
-            factors.append(now / then if then else self.scaling / state["scaling"])
-            if now != then:
-                group["lr"] = now if group["lr"] == then else group["lr"] * factors[-1]
-                for key in _RATES & group.keys():
-                    group[key] *= factors[-1]
-        return factors
-
-
-def _warn_of_own_rates(optimizer: Optimizer, base_rates: list[float], scaling: float) -> None:
-    """Other schedulers begin with the rate that they find."""
-    begun = [group.get("initial_lr") for group in optimizer.param_groups]
-    if any(a is not None and not math.isclose(a, b * scaling) for a, b in zip(begun, base_rates, strict=False)):
-        print(
-            f"warning: a scheduler with rates of its own (OneCycleLR, CyclicLR) has replaced the learning rate that was scaled for "
-            f'{world().size} ranks: give it max_lr (and base_lr) times {scaling:g}, or distribute(..., lr_rule="none") if it has',
-            file=sys.stderr,
-            flush=True,
-        )
+        return self.pace.resume(state)

@@ -103,7 +103,7 @@ class Trainer:
         if self.validation is not None:
             val_loss, val_acc = evaluate(self.model, self.loss, self.validation, self.precision, self.loss_weight)
         ended = time.perf_counter()
-        self.synchronizer.epochs_done = self._number - self.epochs_before
+        self.synchronizer.pace.epochs_done = self._number - self.epochs_before
         clock = self.synchronizer.clock
         return Epoch(
             epoch=self._number,
@@ -111,7 +111,7 @@ class Trainer:
             train_acc=train_acc,
             val_loss=val_loss,
             val_acc=val_acc,
-            lr=self.synchronizer.last_rate,
+            lr=self.synchronizer.pace.last_rate,
             samples=samples,
             seconds=ended - self._began,
             **{f"seconds_{phase}": clock.seconds(phase) for phase in self._phases()},
@@ -127,7 +127,7 @@ class Trainer:
         return Epoch(
             epoch=self._number,
             train_loss=float("nan"),
-            lr=self.synchronizer.last_rate,
+            lr=self.synchronizer.pace.last_rate,
             seconds=time.perf_counter() - self._began,
             restart=record.restart_count(),
         )
@@ -186,7 +186,7 @@ class Trainer:
     ) -> None:
         train = self.train
         self._meter.add(value, train.samples, counts)
-        measure = group.full and self.synchronizer.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
+        measure = group.full and self.synchronizer.pace.steps % NOISE_EVERY == 0 and self.synchronizer.ddp is None
         weight = train.weight * train.union / train.full if self.accumulate > 1 else train.weight
         if counts is not None:
             counts /= self.loss_weight.unit(target, counts, train.samples)
@@ -210,7 +210,7 @@ class Trainer:
 
     def _step(self, group: _Group, ended: bool) -> None:
         synchronizer = self.synchronizer
-        synchronizer.epochs_done = self._number - 1 - self.epochs_before + self._reached
+        synchronizer.pace.epochs_done = self._number - 1 - self.epochs_before + self._reached
         self._reached = self.train.fraction
         # Within the optimizer's step: what comes after the wait for the others finds the caches empty, so little should.
         synchronizer.averaged = functools.partial(self._averaged, group, ended)
@@ -223,7 +223,7 @@ class Trainer:
         """The gradients of a step are averaged."""
         synchronizer = self.synchronizer
         if synchronizer.diverged:
-            raise self._no_number(f", step {synchronizer.steps + 1}")
+            raise self._no_number(f", step {synchronizer.pace.steps + 1}")
         with synchronizer.clock.phase("optimizer"):
             self._rescale(group)
             self._measure(group)
@@ -236,7 +236,7 @@ class Trainer:
 
     def _no_number(self, step: str = "") -> Diverged:
         synchronizer = self.synchronizer
-        rate = synchronizer.last_rate if synchronizer.steps else self.optimizer.param_groups[0]["lr"]
+        rate = synchronizer.pace.last_rate if synchronizer.pace.steps else self.optimizer.param_groups[0]["lr"]
         return agreed(
             Diverged(
                 f"the training loss is no longer a number in epoch {self._number}{step}, at learning rate {rate:g}; try a lower "

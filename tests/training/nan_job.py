@@ -27,5 +27,5 @@ try:
     ht.fit(model, optimizer, loss, ht.loader(samples(96, 7), 4), epochs=2, precision=sys.argv[1])
 except ht.Diverged:
     finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    print(f"rank {world.rank} ended after {optimizer.hvdtrain.steps} steps, finite: {finite}", file=sys.stderr)
+    print(f"rank {world.rank} ended after {optimizer.hvdtrain.pace.steps} steps, finite: {finite}", file=sys.stderr)
     raise

@@ -17,7 +17,7 @@ from tests.training.scenarios import perceptron, samples
 def facts(optimizer: torch.optim.Optimizer, model: nn.Module, scheduler: torch.optim.lr_scheduler.StepLR) -> dict:
     momenta = [state["momentum_buffer"].double().sum().item() for state in optimizer.state.values()]
     return {
-        "steps": optimizer.hvdtrain.steps,
+        "steps": optimizer.hvdtrain.pace.steps,
         "lr": optimizer.param_groups[0]["lr"],
         "base_lrs": scheduler.base_lrs,
         "momentum": momenta,
@@ -43,14 +43,14 @@ def main() -> None:
     epoch = checkpoints.resume()
     began = facts(optimizer, model, scheduler)
     seen: list[list[int]] = []
-    while optimizer.hvdtrain.steps < options.steps:
+    while optimizer.hvdtrain.pace.steps < options.steps:
         for x, y in train:
             seen.append(x[:, 0].tolist())
             (nn.functional.cross_entropy(model(x), y) * train.weight).backward()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if optimizer.hvdtrain.steps == options.steps:
+            if optimizer.hvdtrain.pace.steps == options.steps:
                 break
             checkpoints.stop_if_asked(epoch)
         else:

@@ -75,7 +75,7 @@ def test_a_closure_is_refused() -> None:
 def test_a_warm_up_of_ones_own_loop_needs_the_steps_of_an_epoch() -> None:
     model, optimizer = model_and_optimizer()
     ht.distribute(model, optimizer, warmup_epochs=1)
-    optimizer.hvdtrain.scaling = 4.0
+    optimizer.hvdtrain.pace.scaling = 4.0
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(UserError, match="steps_per_epoch=len"):
         optimizer.step()
@@ -84,7 +84,7 @@ def test_a_warm_up_of_ones_own_loop_needs_the_steps_of_an_epoch() -> None:
 def test_the_rate_warms_up_from_one_ranks_to_the_scaled_one_beneath_a_scheduler() -> None:
     model, optimizer = model_and_optimizer()
     ht.distribute(model, optimizer, warmup_epochs=1, steps_per_epoch=4)
-    optimizer.hvdtrain.scaling = 4.0  # as with four ranks
+    optimizer.hvdtrain.pace.scaling = 4.0  # as with four ranks
     optimizer.param_groups[0]["lr"] = 0.4
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.5)
     used = []
@@ -92,7 +92,7 @@ def test_the_rate_warms_up_from_one_ranks_to_the_scaled_one_beneath_a_scheduler(
         optimizer.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        used.append(optimizer.hvdtrain.last_rate)
+        used.append(optimizer.hvdtrain.pace.last_rate)
         scheduler.step()
     assert used == pytest.approx([0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.2, 0.2])
 

@@ -142,7 +142,7 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list
         optimizer.zero_grad()
         LOSS(model(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()
         optimizer.step()
-        rates.append(optimizer.hvdtrain.last_rate)  # type: ignore[attr-defined]
+        rates.append(optimizer.hvdtrain.pace.last_rate)  # type: ignore[attr-defined]
     return rates
 
 
@@ -159,15 +159,15 @@ def test_a_warm_up_goes_on_in_a_loop_after_fit_and_in_the_next_fit() -> None:
     """From the rate of one rank to that of three, over two epochs of four steps."""
     model = perceptron()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), warmup_epochs=2)
-    optimizer.hvdtrain.scaling = 3.0
+    optimizer.hvdtrain.pace.scaling = 3.0
     optimizer.param_groups[0]["lr"] = 0.3
     train = ht.loader(samples(16, 1), 4)
     fit(model, optimizer, train=train, epochs=1)
     assert loop(model, optimizer, 2) == pytest.approx([0.2, 0.225])
-    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.last_rate))
+    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.pace.last_rate))
     rates: list[float] = []
     fit(model, optimizer, train=train, epochs=1)
-    assert [*rates[1:], optimizer.hvdtrain.last_rate] == pytest.approx([0.25, 0.275, 0.3, 0.3])
+    assert [*rates[1:], optimizer.hvdtrain.pace.last_rate] == pytest.approx([0.25, 0.275, 0.3, 0.3])
 
 
 def scaled(**options: Any) -> tuple[nn.Module, torch.optim.SGD]:
@@ -175,7 +175,7 @@ def scaled(**options: Any) -> tuple[nn.Module, torch.optim.SGD]:
     torch.manual_seed(0)
     model = perceptron()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
-    optimizer.hvdtrain.scaling = 3.0
+    optimizer.hvdtrain.pace.scaling = 3.0
     optimizer.param_groups[0]["lr"] = 0.3
     return model, optimizer
 
@@ -222,9 +222,9 @@ def test_an_epoch_of_a_loop_after_fit_is_a_whole_one() -> None:
     train = ht.loader(samples(28, 1), 4)
     fit(model, optimizer, train=train, epochs=1)
     loop(model, optimizer, 7)
-    assert optimizer.hvdtrain.epoch == 2.0  # type: ignore[attr-defined]
+    assert optimizer.hvdtrain.pace.epoch == 2.0  # type: ignore[attr-defined]
     rates: list[float] = []
-    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.last_rate))  # type: ignore[attr-defined]
+    model.register_forward_hook(lambda *_: rates.append(optimizer.hvdtrain.pace.last_rate))  # type: ignore[attr-defined]
     fit(model, optimizer, train=train, epochs=1, schedule=lambda epoch: 0.1 if epoch >= 2 else 1.0)
     assert rates[1:] == pytest.approx([0.01] * 6)
 

@@ -307,7 +307,7 @@ def test_a_wrong_argument_of_fit_says_what_is_legal() -> None:
         given = {"loss": nn.CrossEntropyLoss(), "train": loader, "epochs": 1, **options}
         with pytest.raises(UserError, match=match):
             ht.fit(model, optimizer, **given)
-        assert optimizer.hvdtrain.steps == 0
+        assert optimizer.hvdtrain.pace.steps == 0
 
     data = samples(10, 1)
     batches = torch.utils.data.DataLoader(data, 4)
@@ -364,7 +364,7 @@ def test_wrong_options_of_distribute_say_what_is_legal() -> None:
 def test_rules_of_their_own_and_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     model = perceptron()
     _, optimizer = ht.distribute(model, torch.optim.Adam(model.parameters(), lr=0.8))
-    assert optimizer.hvdtrain.rule == "sqrt"
+    assert optimizer.hvdtrain.pace.rule == "sqrt"
     assert "warning: Adam with a learning rate of 0.8 will most likely diverge" in capsys.readouterr().err
 
 
