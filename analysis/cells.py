@@ -46,6 +46,8 @@ def _run(record: CellRecord, study: str) -> Run:
     cell = record.cell
     facts: dict[str, Any] = record.result or record.running or {}
     where = record.folder
+    if record.damage:
+        raise UserError(f"study {study} cannot be read: {record.damage}")
     shape = _mapping(cell.get("shape"), "shape", where)
     hosts = _words(facts.get("hosts"))
     asked = _whole(cell.get("gpus"), "gpus", where)

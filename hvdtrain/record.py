@@ -261,13 +261,14 @@ def finish(
 
 @dataclass(frozen=True)
 class CellRecord:
-    """Everything that one cell folder holds."""
+    """Everything that one cell folder holds; `damage` is what is wrong with its epochs, of which there are none then."""
 
     folder: Path
     cell: dict[str, Any]
     epochs: list[Epoch]
     running: dict[str, Any] | None
     result: dict[str, Any] | None
+    damage: str = ""
 
 
 def read_cell(folder: Path) -> CellRecord:
@@ -275,17 +276,18 @@ def read_cell(folder: Path) -> CellRecord:
 
     Raises:
         FileNotFoundError: there is no `cell.json`.
+        ValueError: a file is damaged, but for the epochs: others may be asked about a job that writes there.
     """
     cell = read_json(folder / "cell.json")
     if cell is None:
         raise FileNotFoundError(f"{folder} has no cell.json")
-    return CellRecord(
-        folder=folder,
-        cell=cell,
-        epochs=read_epochs(folder / "epochs.jsonl"),
-        running=read_json(folder / "running.json"),
-        result=read_json(folder / "result.json"),
-    )
+    epochs, damage = [], ""
+    try:
+        epochs = read_epochs(folder / "epochs.jsonl")
+    except ValueError as error:
+        damage = str(error)
+    running, result = (read_json(folder / name) for name in ("running.json", "result.json"))
+    return CellRecord(folder, cell, epochs, running, result, damage)
 
 
 def is_study(folder: Path) -> bool:

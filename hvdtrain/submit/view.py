@@ -69,9 +69,9 @@ def look(folder: Path, cells: Sequence[CellRecord], *, must_answer: bool = False
     known = submissions.read(folder)
     in_use = any(cell.cell.get("cluster") == "local" for cell in cells) and lock.in_use(folder)
     copied = submissions.others(folder, known)
+    notes = [f"{cell.damage}: no epoch of {cell.folder.name} is shown" for cell in cells if cell.damage]
     if not known:
-        return StudyView([bring_together(cell, None, None, in_use=in_use, copied=copied) for cell in cells])
-    notes = []
+        return StudyView([bring_together(cell, None, None, in_use=in_use, copied=copied) for cell in cells], notes)
     jobs: dict[str, Job] = {}
     answered = True
     try:

@@ -158,6 +158,11 @@ def test_status_of_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_status_of_a_damaged_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / "n4" / "epochs.jsonl").write_text("nonsense\n")
+    assert status.main(["digits"]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"note: .*n4/epochs.jsonl, line 1: not an epoch record .*: no epoch of n4 is shown", shown.err)
+    assert re.search(r"^n4 +", shown.out, re.MULTILINE)
+    (study / "n4" / "result.json").write_text("{")
     assert status.main(["digits"]) == 2
     assert "is damaged" in capsys.readouterr().err
 
