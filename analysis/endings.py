@@ -54,7 +54,8 @@ def only_diverged(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def first_epochs(runs: Sequence[Run], target: float) -> tuple[dict[Any, np.ndarray[Any, Any]], Counter[Any]]:
-    """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target.
+    """Of every configuration with curves: the first epoch at which each run's smoothed accuracy is at the target, and
+    the accuracy itself has been there.
 
     Empty where fewer than half of its runs get there: it does not reach the target. Nor does a run that diverged or ended in
     NaN, which needs no curve for that; but where the others are too short for a curve, those say nothing of the target.
@@ -73,7 +74,9 @@ def first_epochs(runs: Sequence[Run], target: float) -> tuple[dict[Any, np.ndarr
         elif run.measured and len(values) < SHORTEST_CURVE:
             short.add(key)
         elif run.measured:
-            there = numbers[smooth(values) >= target - 1e-9].tolist()
+            least = target - 1e-9
+            # Smoothed with what comes after them, epochs of the first climb seem to be higher than the curve has been by then.
+            there = numbers[(smooth(values) >= least) & (np.maximum.accumulate(values) >= least)].tolist()
             found.setdefault(key, []).append(there[0] if there else None)
             missed[key] += not there
     for key, times in broken.items():

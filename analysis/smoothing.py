@@ -11,6 +11,8 @@ Floats = NDArray[np.float64]
 
 #: Curves shorter than this are smoothed over 3 epochs instead of 5.
 SHORT = 30
+#: Index of the last epoch that has fewer before it than a centred mean of 5 takes.
+_FIRST = 1
 
 
 def smooth(curves: Floats) -> Floats:
@@ -74,21 +76,26 @@ def window_medians(smoothed: Floats, width: int) -> Floats:
     return np.asarray(np.median(views, axis=2))
 
 
-def settled(smoothed: Floats, plateau: Floats, band: Floats, width: int, share: float = 0.8) -> NDArray[np.int64]:
+def settled(
+    curves: Floats, smoothed: Floats, plateau: Floats, band: Floats, width: int, share: float = 0.8
+) -> NDArray[np.int64]:
     """The first epoch (index from 0) inside the band with at least `share` of the next `width` epochs inside too.
 
-    Near the end the epochs that are left count instead of a whole window.
+    Near the end the epochs that are left count instead of a whole window. Of the first epochs, which are smoothed with
+    those after them only, it is none before the curve itself has come up to the band.
 
     Returns:
         Shape (curves,); the number of epochs where a curve never settles.
     """
     rows = np.atleast_2d(smoothed)
     length = rows.shape[1]
-    inside = np.abs(rows - np.reshape(plateau, (-1, 1))) <= np.reshape(band, (-1, 1))
+    plateau, band = np.reshape(plateau, (-1, 1)), np.reshape(band, (-1, 1))
+    inside = np.abs(rows - plateau) <= band
     sums = _sums(inside.astype(float))
     start = np.arange(length)
     stop = np.minimum(start + 1 + width, length)
     following = np.maximum(stop - start - 1, 1)
     ahead = sums[:, stop] - sums[:, np.minimum(start + 1, length)]
-    enough = inside & ((ahead >= share * following) | (start == length - 1))
+    come_up = (start > _FIRST) | (np.maximum.accumulate(np.atleast_2d(curves), axis=1) >= plateau - band)
+    enough = inside & come_up & ((ahead >= share * following) | (start == length - 1))
     return np.asarray(np.where(enough.any(axis=1), enough.argmax(axis=1), length), dtype=np.int64)

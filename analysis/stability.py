@@ -172,8 +172,12 @@ class _Core:
 
     def index(self) -> int | None:
         """The first stable index, None when there is none early enough to be confirmed by a window after it."""
-        found = int(settled(self.smoothed, np.array([self.plateau]), np.array([self.band]), self.width)[0])
+        found = self._settled()
         return found if found <= len(self.values) - self.width else None
+
+    def _settled(self) -> int:
+        plateau, band = np.array([self.plateau]), np.array([self.band])
+        return int(settled(self.values, self.smoothed, plateau, band, self.width)[0])
 
     def answer(self) -> int | None:
         """`index` of a curve that does not rise any more."""
@@ -201,7 +205,7 @@ class _Core:
 
     def interval(self, seed: int, resamples: int) -> tuple[int, int]:
         """5th and 95th percentile of the index under resampled noise; the length of the curve stands for "later"."""
-        own = int(settled(self.smoothed, np.array([self.plateau]), np.array([self.band]), self.width)[0])
+        own = self._settled()
         if resamples < 1:
             return own, own
         generator = np.random.default_rng(seed)
@@ -210,12 +214,14 @@ class _Core:
         # Smoothing takes part of the noise into the trend: resampled residuals are scaled to the noise again.
         seen = float(np.std(residuals)) or 1.0
         scaled = (residuals - residuals.mean()) * self.noise / seen
-        curves = self.smoothed + generator.choice(scaled, size=(resamples, len(self.values)))
+        trend = self.smoothed.copy()
+        trend[0] = self.values[0]  # smoothed, the first epoch is as high as those after it
+        curves = trend + generator.choice(scaled, size=(resamples, len(self.values)))
         smoothed = smooth(curves)
         bands = np.maximum(self.tolerance, _BAND * noise(curves, smoothed))
         medians = window_medians(smoothed, self.width)
         plateaus = medians.max(axis=1) if self.degraded else medians[:, -1]
-        found = settled(smoothed, plateaus, bands, self.width)
+        found = settled(curves, smoothed, plateaus, bands, self.width)
         low, high = np.percentile(found, [5, 95])
         return min(int(np.floor(low)), own), max(int(np.ceil(high)), own)
 

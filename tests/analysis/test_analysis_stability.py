@@ -77,6 +77,13 @@ def test_a_run_that_breaks_down_has_diverged() -> None:
     assert (found.status, found.epoch, found.longer_than) == ("diverged", None, 30)
 
 
+@pytest.mark.parametrize("length", [20, 40])
+def test_a_first_epoch_far_below_is_not_stable_however_steep_the_climb(length: int) -> None:
+    found = analysis.epochs_to_stability([0.2, *[0.9] * length])
+    assert (found.epoch, found.low) == (2.0, 2.0)
+    assert analysis.epochs_to_stability([0.9] * length).epoch == 1.0
+
+
 def test_seven_epochs_show_no_plateau() -> None:
     assert analysis.epochs_to_stability([0.1, 0.5, 0.6, 0.7, 0.7, 0.7, 0.7]).status == "too_short"
     assert analysis.epochs_to_stability([]).status == "too_short"

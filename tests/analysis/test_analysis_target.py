@@ -58,6 +58,13 @@ def test_an_accuracy_of_zero_everywhere_is_said_and_sets_no_target(tmp_path: Pat
     assert [way.n_gpus for way in asked.unreached] == [1, 2]
 
 
+def test_a_target_is_not_reached_before_the_accuracy_has_been_there(tmp_path: Path) -> None:
+    """Smoothed with what comes after, the first epoch of a steep climb is as high as the second."""
+    steep = [0.55, 0.825, 0.936, 0.969, 0.967, 0.967, 0.981, 0.983]
+    best = answer([log(tmp_path, 1, steep), log(tmp_path, 2, CLIMB)], target=0.7)
+    assert {way.n_gpus: way.epochs for way in best.ways} == pytest.approx({1: 2.0, 2: 5.0})
+
+
 def test_ways_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     head = "GPU type,GPUs,per_gpu_batch,lr_rule,precision,images/s\n"
