@@ -104,12 +104,12 @@ def pareto_plot(
     scale, unit = time_unit(max(way.seconds for way in every))
     axis = "cost" if all(way.price is not None for way in every) else every[0].hours_unit
     with panel() as (figure, axes):
-        axes.set_xlim(0, 1.2 * max(way.high for way in every) / scale)
+        axes.set_xlim(0, _room([way.worth("seconds") for way in every], every) / scale)
         for place, way in enumerate(every):
             _cross(axes, way, scale, kinds.index(way.gpu_type), above=place % 2 == 0)
         line = [way.seconds / scale for way in best], [way.worth("cost")[1] for way in best]
         axes.plot(*line, color=GREY, lw=0.9, ls=(0, (3, 2)), zorder=0)
-        axes.set_ylim(0, 1.2 * max(way.worth("cost")[2] for way in every))
+        axes.set_ylim(0, _room([way.worth("cost") for way in every], every))
         axes.set_xlabel(f"{_BASES[every[0].basis]} ({unit})")
         axes.set_ylabel(axis)
         titled(axes, "Time against cost", some)
@@ -123,6 +123,14 @@ def pareto_plot(
     if left_out:
         none += f" Without a price, and not shown: {', '.join(left_out)}."
     return Plot("pareto", "Time and cost", f"Time against {axis}{drawn}. {said}. {none}", figure)
+
+
+def _room(worths: Sequence[tuple[float, float, float]], ways: Sequence[Way]) -> float:
+    """Where an axis ends. Intervals of forecasts may run out of it: the widest would squeeze all that was measured together."""
+    needed = [
+        high if way.measured else min(high, 1.5 * value) for (_, value, high), way in zip(worths, ways, strict=True)
+    ]
+    return 1.2 * max(needed)
 
 
 def kinds_of(ways: Sequence[Way], kinds: Sequence[str | None]) -> list[str | None]:
