@@ -32,14 +32,14 @@ def wrapped_sbatch(room: Path, after: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("launcher", "controller", "sizes"), [("gloo", "gloo", "2,8"), ("pmix", "mpi", "2,4,8")], ids=["gloo", "pmix"]
 )
 def test_a_grid_of_sizes_and_types_from_end_to_end(lab: Lab, launcher: str, controller: str, sizes: str) -> None:
     """The sentence that everything else serves."""
     words = ["--gpus", sizes, "--gpu-type", "t4,v100", "--epochs", "1", "--launcher", launcher, "--max-parallel", "1"]
-    done = lab.submit(*words, "--wait", timeout=600)
+    done = lab.submit(*words, "--wait", timeout=900)
     rows = lab.status("digits")
     assert {row["status"] for row in rows.values()} == {"completed"}, done.stdout
     assert len(rows) == 2 * len(sizes.split(","))
