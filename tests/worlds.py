@@ -66,11 +66,14 @@ def warm(*faces: str) -> dict[str, str]:
 
 
 def _face(script: Path | str, backend: str) -> str:
-    """Of this script; empty where it does not say."""
-    text = script.read_text() if isinstance(script, Path) else ""
-    if backend or "hvdtrain.keras" in text:
-        return f"keras {backend}".strip()
-    return "torch" if "hvdtrain.torch" in text else ""
+    """Of this script, or job by name; empty where it does not say, or chooses a backend before it imports Keras."""
+    if backend:
+        return f"keras {backend}"
+    file = script if isinstance(script, Path) else _FOLDER.parents[1] / "jobs" / f"{script}.py"
+    text = file.read_text() if file.is_file() else ""
+    if "KERAS_BACKEND" in text:
+        return ""
+    return "keras" if "hvdtrain.keras" in text else "torch" if "hvdtrain.torch" in text else ""
 
 
 def _variables(backend: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import run_cold_world
+from tests.worlds import run_cold_world, run_world
 
 JOB = Path(__file__).with_name("small_job.py")
 pytestmark = pytest.mark.ranks
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ranks
     ("launcher", "ranks"), [("local", 3), ("local", 6), ("mpirun", 3), ("mpirun", 5), ("mpirun", 7)]
 )
 def test_messages_arrive(launcher: str, ranks: int) -> None:
-    ended = run_cold_world(ranks, JOB, options=["--launcher", launcher])
+    ended = run_world(ranks, JOB, options=["--launcher", launcher])
     assert ended.status == 0, ended.err
     assert f"{ranks} ranks agree" in ended.out
 

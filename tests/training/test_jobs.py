@@ -16,12 +16,16 @@ from tests.data import images
 from tests.data.test_readers import idx
 from tests.worlds import Ended, run_world
 
+KERAS = ("caltech256", "fruit", "mnist_cnn")
 FASHION = ("--data", "fashion-mnist")
 
 
 def train(job: str, ranks: int, folder: Path, *arguments: object) -> tuple[Ended, list[dict[str, Any]]]:
     options = ["--run-dir", str(folder), *(["--launcher", "none"] if ranks == 1 else [])]
-    ended = run_world(ranks, job, *arguments, options=options, patience=200.0, PYTHONWARNINGS="ignore")
+    environment = {"PYTHONWARNINGS": "ignore"}
+    if job in KERAS:  # the backend that the job chooses; known here, its ranks can be warm
+        environment["KERAS_BACKEND"] = "torch" if "torch" in arguments else "tensorflow"
+    ended = run_world(ranks, job, *arguments, options=options, patience=200.0, **environment)
     assert ended.status == 0, ended.err
     return ended, [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 

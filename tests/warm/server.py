@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def _take_place(request: dict[str, Any], handles: list[int]) -> None:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
     if signal.SIGINT not in request["ignored"]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["environment"].get("PYTHONWARNINGS") == "ignore":
+        warnings.simplefilter("ignore")
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # Python's own module does so by itself; PyTorch has one seed for all processes
 

@@ -11,8 +11,8 @@ from types import FrameType
 
 #: Read by Python or by a library when it starts or is imported: a warm process can serve those of its own values only.
 READ_AT_START = ("PYTHON", "OMP_", "OPENBLAS_", "KERAS_", "TF_", "CUDA_", "XLA_", "TORCH", "LANG", "LC_")
-#: Of these, what changes no result.
-_HARMLESS = {"TF_CPP_MIN_LOG_LEVEL"}
+#: Of these, what changes no result, or is made up for.
+_HARMLESS = {("TF_CPP_MIN_LOG_LEVEL", level) for level in "0123"} | {("PYTHONWARNINGS", "ignore")}
 PASSED_ON = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -27,7 +27,9 @@ PASSED_ON = (
 def read_at_start(environment: dict[str, str]) -> dict[str, str]:
     """What must be the same in a rank and in the warm process that becomes it."""
     return {
-        name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in _HARMLESS
+        name: value
+        for name, value in environment.items()
+        if name.startswith(READ_AT_START) and (name, value) not in _HARMLESS
     }
 
 
