@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 Floats = NDArray[np.float64]
 
@@ -89,6 +88,9 @@ def fit_model(model: Model, n: Floats, log_cost: Floats, weights: Floats | None 
     Returns:
         Parameters held at zero or more (slower than ideal), except the power law's.
     """
+    # Only here: it takes 0.4 s to load, and reports do without.
+    from scipy.optimize import least_squares
+
     root = np.sqrt(np.ones_like(n) if weights is None else weights)
 
     def residuals(parameters: Floats) -> Floats:

@@ -196,8 +196,8 @@ def test_the_labs_report_takes_less_than_five_seconds(tmp_path: Path) -> None:
 
     command = [sys.executable, "-m", "analysis", "report", str(path_of("caltech256_lab")), "--out", str(tmp_path)]
     best = float("inf")
-    # The best of three: what else runs on the machine only ever adds.
-    for _ in range(3):
+    # The best of six: what else runs on the machine only ever adds.
+    for _ in range(6):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.monotonic()
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
