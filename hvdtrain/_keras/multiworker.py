@@ -24,6 +24,10 @@ from hvdtrain.errors import UserError, agreed
 from hvdtrain.launch import network
 from hvdtrain.launch.session import Session
 
+#: Milliseconds without a sign of life after which TensorFlow breaks off all ranks: a day, for the watchdog of hvdtrain ends a world
+#: whose ranks stand still and names them. TensorFlow's own 10 seconds may pass on a node that is busy or swaps.
+_HEARTBEAT_TIMEOUT = 86_400_000
+
 
 class MultiWorker:
     """Implements `tensorflow_ranks.Ranks`."""
@@ -43,6 +47,7 @@ class MultiWorker:
             tf.train.ClusterSpec({"worker": members}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
         )
         self._rank, self._size = place.rank, place.size
+        _leave_stalls_to_the_watchdog(place.size)
         try:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
         except RuntimeError:
@@ -133,6 +138,22 @@ def _collect(values: Any, indices: Any) -> tuple[Any, Any]:
     context = tf.distribute.get_replica_context()
     here = tf.identity(values), tf.identity(indices)
     return context.all_gather(here[0], 0), context.all_gather(here[1], 0)
+
+
+def _leave_stalls_to_the_watchdog(ranks: int) -> None:
+    """What the strategy sets up if nobody has, but for its patience, which no public function of TensorFlow 2.21 changes."""
+    try:
+        from tensorflow.python.eager import context
+
+        worker = context.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=ranks)
+        context.context().configure_coordination_service(
+            service_type="standalone",
+            service_leader="/job:worker/replica:0/task:0",
+            heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT,
+            coordinated_jobs=[worker],
+        )
+    except (ImportError, AttributeError, TypeError):
+        return  # another TensorFlow: with its own patience
 
 
 def _mpi() -> Any:

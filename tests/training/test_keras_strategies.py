@@ -117,6 +117,29 @@ def test_a_signal_stops_all_devices_and_the_next_start_goes_on(strategy: str, ra
     assert json.loads((tmp_path / "parts" / "result.json").read_text())["strategy"] == strategy
 
 
+STANDS_STILL = """
+import os, signal, subprocess
+import hvdtrain.keras as hk
+
+world = hk.init("multiworker")
+hk.sum_over_ranks([1.0])
+if world.rank == 1:
+    subprocess.Popen(["sh", "-c", f"sleep 16; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+assert hk.sum_over_ranks([1.0]) == [2.0]
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_that_stands_still_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    """TensorFlow itself ends all ranks when it has heard nothing of one for 10 s."""
+    script = tmp_path / "stands_still.py"
+    script.write_text(STANDS_STILL)
+    ended = run_world(2, script, options=["--launcher", "local"], KERAS_BACKEND="tensorflow")
+    assert ended.status == 0, ended.err
+    assert ended.seconds > 16
+
+
 TRIES = """
 import os, sys
 import keras
