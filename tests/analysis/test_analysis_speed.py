@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.yardstick import assert_within
+
 RUNS = 2000
 
 PROGRAM = """
@@ -54,15 +56,13 @@ def test_ten_thousand_runs_take_less_than_twenty_seconds_and_a_gigabyte(tmp_path
                                      "seconds_val": 0.2, "samples_per_second": rate, "restart": 0}))  # fmt: skip
         (folder / "epochs.jsonl").write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-c", PROGRAM, str(study)]
-    best = float("inf")
-    # The best of three: what else runs on the machine only ever adds.
-    for _ in range(3):
+
+    def seconds_of_ten_thousand() -> float:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert ended.returncode == 0, ended.stderr
         sources, groups, rows, spent, megabytes = map(float, ended.stdout.split())
         assert (sources, groups, rows) == (RUNS, RUNS / 40, RUNS / 40)
         assert megabytes < 1000
-        best = min(best, spent)
-        if best * 10_000 / RUNS < 20:
-            break
-    assert best * 10_000 / RUNS < 20
+        return spent * 10_000 / RUNS
+
+    assert_within(20, seconds_of_ten_thousand, tries=3)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from submit_helpers import command, plain_environment
+
+from tests.yardstick import assert_within, wall_seconds
 
 pytestmark = pytest.mark.alone
 
@@ -27,29 +28,13 @@ HEAVY = (
 )
 
 
-def seconds(arguments: list[str], folder: Path) -> float:
-    """The best of a few tries: the others tell how busy the machine is."""
-    tries = []
-    for _ in range(5):
-        began = time.monotonic()
-        done = subprocess.run(arguments, cwd=folder, env=plain_environment(), capture_output=True, check=False)
-        tries.append(time.monotonic() - began)
-        assert done.returncode == 0
-    return min(tries)
-
-
-def interpreter(folder: Path) -> float:
-    """What starting Python takes here and now; on a quiet machine about 0.02 s."""
-    return seconds([sys.executable, "-c", "pass"], folder)
-
-
 def test_help(room: Path) -> None:
-    assert seconds(command("--help"), room) < 0.4 + 2 * interpreter(room)
+    assert_within(0.4, lambda: wall_seconds(command("--help"), cwd=room, env=plain_environment()))
 
 
 def test_dry_run_of_64_cells(room: Path) -> None:
     grid = ["--job", "toy.py", "--gpus", "2,3,4,5", "--lr-rule", "linear,sqrt", "--seeds", "8", "--dry-run"]
-    assert seconds(command(*grid), room) < 1.0 + 2 * interpreter(room)
+    assert_within(1.0, lambda: wall_seconds(command(*grid), cwd=room, env=plain_environment()))
     printed = subprocess.run(
         command(*grid), cwd=room, env=plain_environment(), capture_output=True, text=True, check=True
     )
