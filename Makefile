@@ -12,6 +12,8 @@ PYTEST ?=
 # Where to take PyTorch from. Without a GPU the CPU build saves several GB; it has an index of its own.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 SOURCES := pyproject.toml constraints.txt
+# Containers often set it. Every process would compile this project anew, which takes longer than many a command.
+unexport PYTHONDONTWRITEBYTECODE
 # What Horovod is compiled for: make horovod FRAMEWORKS=tensorflow
 FRAMEWORKS ?= torch
 

@@ -140,7 +140,7 @@ def compare_steps(
             options.out.write_text(json.dumps(found))
         return
     if options.tiny:
-        options.rounds, options.models, options.ranks, options.starts = 2, "CNN", "2", 2
+        options.rounds, options.models, options.ranks, options.starts = 1, "CNN", "2", 2
     if options.starts < 2:
         made.error("--starts: two or more, for the interval comes from how they differ")
     facts, rows, figures = machine(), [], {}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 #: Ranks of one test take up to four cores.
 WORKERS = max(2, (os.cpu_count() or 1) // 4)
@@ -27,13 +28,30 @@ PHASES = (
     (["-m", "alone"],),
 )
 _PASSED, _NO_TESTS = 0, 5
+_TESTS = Path(__file__).parent
+
+
+def _where(marks: str) -> list[str]:
+    """Files whose tests may have these marks: to import all takes 15 seconds, every time.
+
+    `tests/slurm/conftest.py` gives its folder the mark "cluster"; any other mark is written in the file that has it.
+    """
+    wanted = [mark for mark in marks.split(" and ") if not mark.startswith("not ")]
+    if not wanted:
+        return [str(_TESTS)]
+    files = (_TESTS / "slurm" if "cluster" in wanted else _TESTS).rglob("test_*.py")
+    written = [f"pytest.mark.{mark}" for mark in wanted if mark != "cluster"]
+    return sorted(str(file) for file in files if all(mark in file.read_text() for mark in written))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run; the first status of pytest that is not good, and `_NO_TESTS` only where no run had a test."""
     statuses: list[int] = []
+    named = any(Path(word.partition("::")[0]).exists() for word in arguments)
     for runs in PHASES:
-        statuses += _beside_each_other([[sys.executable, "-m", "pytest", *words, *arguments] for words in runs])
+        places = [[] if named else _where(marks) for _, marks, *_ in runs]
+        commands = [[sys.executable, "-m", "pytest", *words, *where] for words, where in zip(runs, places, strict=True)]
+        statuses += _beside_each_other([[*command, *arguments] for command in commands])
         if "-x" in arguments and not {*statuses} <= {_PASSED, _NO_TESTS}:
             break
     bad = [status for status in statuses if status not in (_PASSED, _NO_TESTS)]

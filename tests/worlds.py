@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,7 +52,6 @@ run_cold_world = functools.partial(run_world, cold=True)
 #: What a rank imports first, by face of hvdtrain and backend of Keras.
 _IMPORTED = {
     "torch": ("hvdtrain.torch", "horovod.torch"),
-    "keras": ("hvdtrain.keras", "horovod.tensorflow"),
     "keras tensorflow": ("hvdtrain.keras", "horovod.tensorflow"),
     "keras torch": ("hvdtrain.keras", "horovod.torch"),
 }
@@ -67,13 +65,13 @@ def warm(*faces: str) -> dict[str, str]:
 
 def _face(script: Path | str, backend: str) -> str:
     """Of this script, or job by name; empty where it does not say, or chooses a backend before it imports Keras."""
-    if backend:
-        return f"keras {backend}"
     file = script if isinstance(script, Path) else _FOLDER.parents[1] / "jobs" / f"{script}.py"
     text = file.read_text() if file.is_file() else ""
-    if "KERAS_BACKEND" in text:
+    if not backend and "KERAS_BACKEND" in text:
         return ""
-    return "keras" if "hvdtrain.keras" in text else "torch" if "hvdtrain.torch" in text else ""
+    if backend or "hvdtrain.keras" in text:
+        return f"keras {backend or 'tensorflow'}"
+    return "torch" if "hvdtrain.torch" in text else ""
 
 
 def _variables(backend: str) -> dict[str, str]:
@@ -84,24 +82,41 @@ def _variables(backend: str) -> dict[str, str]:
 
 
 @functools.cache
+def _home() -> tuple[Path, int]:
+    """Where addresses of warm processes are, and whose end is theirs: all workers of pytest-xdist have the same ones."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return Path(tempfile.mkdtemp(prefix="hvdtrain-warm-")), os.getpid()
+    home = Path(tempfile.gettempdir()) / f"hvdtrain-warm-{run}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    return home, os.getppid()
+
+
+@functools.cache
 def _servers(face: str) -> str:
-    """Addresses of two warm processes that live as long as this one."""
-    folder = tempfile.mkdtemp(prefix="hvdtrain-warm-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    addresses = [f"{folder}/{number}" for number in range(2)]
+    """Addresses of two warm processes, which are started where nobody has."""
+    home, owner = _home()
+    addresses = [home / f"{face.replace(' ', '-')}-{number}" for number in range(2)]
+    folder = os.open(home, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    if not all(address.exists() for address in addresses):
+        _start(face, addresses, owner)
+    os.close(folder)  # and with it the lock
+    return ":".join(map(str, addresses))
+
+
+def _start(face: str, addresses: Sequence[Path], owner: int) -> None:
     environment = {**os.environ, **_variables(face.partition(" ")[2])}
     words = [sys.executable, str(_FOLDER / "server.py")]
     started = [
-        subprocess.Popen([*words, each, *_IMPORTED[face]], env=environment, start_new_session=True)
+        subprocess.Popen([*words, each, str(owner), *_IMPORTED[face]], env=environment, start_new_session=True)
         for each in addresses
     ]
     for process, address in zip(started, addresses, strict=True):
-        atexit.register(process.kill)
-        while not Path(address).exists():
+        while not address.exists():
             if process.poll() is not None:
                 raise RuntimeError(f"the warm process of {face} ended with status {process.returncode}")
             time.sleep(0.05)
-    return ":".join(addresses)
 
 
 def still_running(mark: str) -> list[str]:

@@ -22,20 +22,16 @@ def outcome(name: str, folder: Path) -> dict[str, str]:
     return examine(next(each for each in REGISTRY.checks if each.name == name), Context(folder))
 
 
-def test_about_thirty_checks_with_names_of_their_own(tmp_path: Path) -> None:
-    found = cli.examine(cli.PARTS, tmp_path)
-    names = [each["name"] for each in found]
-    assert len(names) == len(set(names)) >= 25
-    for each in found:
-        told = bool(each["why"]) and bool(each["fix"])
-        assert told == (each["status"] in ("failed", "warning")), each
-
-
-def test_json_and_exit_status(tmp_path: Path) -> None:
+def test_about_thirty_checks_as_json_and_an_exit_status(tmp_path: Path) -> None:
     environment = {**os.environ, "HOROVOD_GLOO_IFACE": "eth77"}
     command = [sys.executable, "-m", "hvdtrain", "doctor", "--json", "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    found = {each["name"]: each for each in json.loads(done.stdout)}
+    told = json.loads(done.stdout)
+    found = {each["name"]: each for each in told}
+    assert len(told) == len(found) >= 25
+    for each in told:
+        explained = bool(each["why"]) and bool(each["fix"])
+        assert explained == (each["status"] in ("failed", "warning")), each
     assert done.returncode == 1
     assert found["interface"]["status"] == "failed"
     assert "HOROVOD_GLOO_IFACE=eth77" in found["interface"]["what"]

@@ -13,6 +13,7 @@ from hvdtrain import machine
 from hvdtrain.errors import UserError
 from hvdtrain.machine import check_ranks, visible_gpus
 from hvdtrain.world import World
+from tests.worlds import warm
 
 TWO_GPUS = """#!/bin/sh
 test "$1" = -L || exit 9
@@ -114,9 +115,8 @@ def test_a_job_on_a_gpu_node_with_a_framework_for_cpus(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, ""), ended
     assert "error: this node shows 1 GPU (nvidia-smi), but the installed torch sees none" in ended.stderr
     assert "Traceback" not in ended.stderr
-    hidden = subprocess.run(
-        command, env={**environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
-    )
+    environ |= {**warm("torch"), "CUDA_VISIBLE_DEVICES": ""}
+    hidden = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert hidden.returncode == 0 and "epoch 1/1" in hidden.stdout, hidden
 
 

@@ -1,6 +1,6 @@
 """Ranks in milliseconds: a process that has imported the frameworks forks one for each rank that a launcher starts.
 
-    python server.py ADDRESS MODULE ...
+    python server.py ADDRESS OWNER MODULE ...
 
 Most of the time of a test that starts ranks went into importing TensorFlow, Keras and PyTorch in each of them, for up to ten
 seconds. A rank that is forked here runs `hvdtrain.run` as the one that a launcher has started would: with its environment,
@@ -10,6 +10,7 @@ launchers and faults start theirs cold.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,18 +21,20 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from warm_client import PASSED_ON, read_at_start
 
 
 @dataclass
 class _Server:
-    """Forks until its owner is gone."""
+    """Forks until its owner is gone, of which `owner` is a handle."""
 
+    address: Path
     listener: socket.socket
     owner: int
     own: dict[str, str]
@@ -42,19 +45,26 @@ class _Server:
     def serve(self) -> dict[str, Any]:
         """The request that this process is to become; returns in a forked process only."""
         self.selector.register(self.listener, selectors.EVENT_READ, None)
+        self.selector.register(self.owner, selectors.EVENT_READ, None)
         while True:
-            for key, _ in self.selector.select(timeout=1.0):
-                if key.fileobj is self.listener:
+            for key, _ in self.selector.select():
+                if key.fileobj == self.owner:
+                    self._leave()
+                elif key.fileobj is self.listener:
                     if (request := self._take(self.listener.accept()[0])) is not None:
                         return request
                 elif key.data is None:
                     self._gone(key.fileobj)  # type: ignore[arg-type]
                 else:
                     self._ended(key.fd, *key.data)
-            if os.getppid() != self.owner:
-                for connection in list(self.ranks):
-                    self._gone(connection)
-                os._exit(0)
+
+    def _leave(self) -> None:
+        for connection in list(self.ranks):
+            self._gone(connection)
+        self.address.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are in it still, or it is gone
+            self.address.parent.rmdir()
+        os._exit(0)
 
     def _take(self, connection: socket.socket) -> dict[str, Any] | None:
         """Fork; None in the server itself."""
@@ -66,6 +76,7 @@ class _Server:
         if fits and not pid:
             self.selector.close()
             self.listener.close()
+            os.close(self.owner)
             for other in [connection, *self.ranks]:
                 other.close()
             _take_place(request, handles)
@@ -119,8 +130,8 @@ def _take_place(request: dict[str, Any], handles: list[int]) -> None:
 
 
 def main() -> None:
-    address, *modules = sys.argv[1:]
-    owner = os.getppid()
+    address, number, *modules = sys.argv[1:]
+    owner = os.pidfd_open(int(number))
     own = read_at_start(dict(os.environ))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as hvdtrain.run has it, before TensorFlow is imported
     from hvdtrain import late
@@ -134,9 +145,25 @@ def main() -> None:
     listener.bind(f"{address}.new")
     listener.listen(64)
     Path(f"{address}.new").rename(address)
-    request = _Server(listener, owner, own).serve()
+    request = _Server(Path(address), listener, owner, own).serve()
     sys.argv = [sys.argv[0], *request["arguments"]]
-    runpy.run_module("hvdtrain.run", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("hvdtrain.run", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _end(end.code)
+    _end(0)
+
+
+def _end(code: int | str | None) -> NoReturn:
+    """As an interpreter ends, but that it frees no objects: that takes longer than many a rank has worked."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF if not isinstance(code, str) else 1)
 
 
 main()

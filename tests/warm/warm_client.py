@@ -11,8 +11,11 @@ from types import FrameType
 
 #: Read by Python or by a library when it starts or is imported: a warm process can serve those of its own values only.
 READ_AT_START = ("PYTHON", "OMP_", "OPENBLAS_", "KERAS_", "TF_", "CUDA_", "XLA_", "TORCH", "LANG", "LC_")
-#: Of these, what changes no result, or is made up for.
-_HARMLESS = {("TF_CPP_MIN_LOG_LEVEL", level) for level in "0123"} | {("PYTHONWARNINGS", "ignore")}
+#: Of these, what changes no result, is the default, or is made up for.
+_HARMLESS = {("TF_CPP_MIN_LOG_LEVEL", level) for level in "0123"} | {
+    ("KERAS_BACKEND", "tensorflow"),
+    ("PYTHONWARNINGS", "ignore"),
+}
 PASSED_ON = (
     signal.SIGTERM,
     signal.SIGINT,
