@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
-from analysis import words
+from analysis import raster, words
 from analysis.assemble import MOST_GROUPS, Part, Report, details, label
 from analysis.panels import MARKERS, colour_of, draw_accuracy, draw_efficiency, draw_speed
 
 # Printed at the width of a page (about 16 cm) the smallest letters are still 6 points high.
-_WIDTH, _PANEL_HEIGHT, _DPI = 8.2, 2.65, 250
+_WIDTH, _PANEL_HEIGHT, DPI = 8.2, 2.65, 250
 #: Letters of a legend's labels side by side.
 _WIDE = 116
 _STYLE: dict[Any, Any] = {
@@ -63,7 +63,7 @@ def draw(report: Report) -> Figure:
     above, beneath = top + 0.17 * legend_rows, 0.06 + 0.13 * len(below)
     height = above + _PANEL_HEIGHT + beneath
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
+        figure = Figure(figsize=(_WIDTH, height), dpi=DPI)
         figure.set_layout_engine("constrained", rect=(0, beneath / height, 1, _PANEL_HEIGHT / height))
         speed, efficiency, accuracy = figure.subplots(1, 3)
         draw_speed(speed, parts)
@@ -79,14 +79,11 @@ def draw(report: Report) -> Figure:
     return figure
 
 
-def png(report: Report) -> bytes:
-    """`draw`'s figure as the bytes of a PNG file, 250 dots per inch."""
+def pixels(report: Report) -> Image.Image:
+    """`draw`'s figure at `DPI` dots per inch."""
     figure = draw(report)
-    buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        metadata = {"Software": "hvdtrain", "Description": report.caption}
-        figure.savefig(buffer, format="png", metadata=metadata, pil_kwargs={"compress_level": 3})
-    return buffer.getvalue()
+        return raster.pixels(figure, DPI)
 
 
 def _handle(text: str, index: int) -> Line2D:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from analysis.as_json import as_json
@@ -43,21 +44,26 @@ def files(report: Report, out: Path, json_file: Path | None) -> dict[Path, bytes
     """
     if not report.parts:
         raise UserError(_nothing(report))
-    from analysis.figure import png
+    from analysis import figure
     from analysis.html import page
     from analysis.plots.gallery import gallery
+    from analysis.plots.style import DPI
+    from analysis.raster import png
     from analysis.text import markdown
 
-    plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in _drawn(report)}
-    note = reference_note(report)
-    contents = {out / PAGE: page(report, plots, note).encode(), out / FIGURE: png(report)}
-    listed = []
-    for place, drawn in enumerate(plots.values(), start=1):
-        for plot, svg in drawn:
-            name = f"{FIGURES}/{f'{place}-' if len(plots) > 1 else ''}{plot.name}"
-            contents[out / f"{name}.svg"] = svg
-            contents[out / f"{name}.png"] = plot.png()
-            listed.append((plot.alt, f"{name}.png"))
+    with ThreadPoolExecutor(1) as encoder:
+        plots = {workload: [(plot, plot.svg()) for plot in gallery(report, workload)] for workload in _drawn(report)}
+        note = reference_note(report)
+        contents = {out / PAGE: page(report, plots, note).encode()}
+        encoded = {out / FIGURE: encoder.submit(png, figure.pixels(report), figure.DPI, report.caption)}
+        listed = []
+        for place, drawn in enumerate(plots.values(), start=1):
+            for plot, svg in drawn:
+                name = f"{FIGURES}/{f'{place}-' if len(plots) > 1 else ''}{plot.name}"
+                contents[out / f"{name}.svg"] = svg
+                encoded[out / f"{name}.png"] = encoder.submit(png, plot.pixels(), DPI, plot.alt)
+                listed.append((plot.alt, f"{name}.png"))
+    contents |= {path: future.result() for path, future in encoded.items()}
     contents[out / MARKDOWN] = markdown(report, FIGURE, listed, note).encode()
     if json_file is not None:
         for path in contents:
