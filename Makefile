@@ -19,7 +19,7 @@ FRAMEWORKS ?= torch
 
 # $(call timed,what it does and how long that takes,command)
 define timed
-@echo "==> $(1)"; began=$$(date +%s); $(2) && echo "    done in $$(($$(date +%s) - began)) s"
+@echo "==> $(1)"; began=$$(date +%s); $(2) && echo "    done in $$(($$(date +%s) - began)) s: $(1)"
 endef
 
 .PHONY: help demo test lint types venv system-packages cluster-packages horovod clean cluster-up cluster-down
@@ -35,8 +35,10 @@ demo: $(BIN)/.torch horovod
 	@source $(BIN)/activate && export CUDA_VISIBLE_DEVICES= && \
 	  python -m hvdtrain.submit --cluster local --gpus 1,2,4 --job digits --wait && python -m analysis report runs/digits
 
-test: FRAMEWORKS := torch,tensorflow
-test: $(BIN)/.dev system-packages horovod lint types
+# Beside each other: what waits for the network, and then what computes.
+test:
+	+@$(MAKE) --no-print-directory -j2 $(BIN)/.dev system-packages
+	+@$(MAKE) --no-print-directory -j3 horovod lint types FRAMEWORKS=torch,tensorflow
 	$(call timed,Tests (about 40 min on 2 cores),source $(BIN)/activate && python -m tests $(PYTEST))
 
 lint: $(BIN)/.dev
