@@ -59,9 +59,14 @@ def test_a_warm_rank_has_all_that_a_cold_one_has(launcher: str, script: Path) ->
 
 
 @pytest.mark.ranks
-def test_a_warm_rank_is_cold_where_its_libraries_would_start_otherwise(script: Path) -> None:
-    (rank,) = told(run_world(1, script, options=["--launcher", "none"], OMP_NUM_THREADS="3"))
-    assert rank["warm"] is False
+@pytest.mark.parametrize(
+    ("given", "warm"), [({"OMP_NUM_THREADS": "3"}, False), ({"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor"}, True)]
+)
+def test_a_rank_is_cold_where_its_libraries_would_start_otherwise(
+    given: dict[str, str], warm: bool, script: Path
+) -> None:
+    (rank,) = told(run_world(1, script, options=["--launcher", "none"], **given))
+    assert rank["warm"] is warm
 
 
 @pytest.mark.ranks

@@ -16,6 +16,8 @@ _HARMLESS = {("TF_CPP_MIN_LOG_LEVEL", level) for level in "0123"} | {
     ("KERAS_BACKEND", "tensorflow"),
     ("PYTHONWARNINGS", "ignore"),
 }
+#: Set by PyTorch, in a process of pytest as in a rank, and never read at its start.
+_WRITTEN = {"TORCHINDUCTOR_CACHE_DIR"}
 PASSED_ON = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -32,7 +34,7 @@ def read_at_start(environment: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(READ_AT_START) and (name, value) not in _HARMLESS
+        if name.startswith(READ_AT_START) and name not in _WRITTEN and (name, value) not in _HARMLESS
     }
 
 
