@@ -108,9 +108,12 @@ def _around(facts: Mapping[str, Any], epochs: Sequence[Epoch], where: Path) -> f
 
 
 def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:
-    """J that the GPUs took, where every rank's was sampled and one attempt trained all epochs."""
-    sampled = facts.get("gpus")
-    if not isinstance(sampled, list) or len(sampled) != facts.get("world_size") or any(each.restart for each in epochs):
+    """J that the GPUs took, where each was sampled and one attempt trained all epochs."""
+    sampled, size = (
+        facts.get("gpus"),
+        _first({"size": facts.get("replicas")}, {"size": facts.get("world_size")}, "size"),
+    )
+    if not isinstance(sampled, list) or len(sampled) != size or any(each.restart for each in epochs):
         return None
     # Ranks that share a GPU sample the same meter.
     joules = {

@@ -50,7 +50,8 @@ def _shortened(every: Sequence[Run], own: Sequence[Run], end: int) -> list[str]:
 
 
 def run_checks(table: pd.DataFrame, runs: Sequence[Run]) -> Iterator[Finding]:
-    """Findings from phases (`input_bound`) and curves (`horizon`) of the runs behind a table."""
+    """Findings from phases (`input_bound`), curves (`horizon`) and GPUs (`mixed_gpu_types`) of the runs behind a table."""
+    yield from _mixed(runs)
     for key, sizes in by_size(table, runs).items():
         # What runs of another rule say is said of that rule.
         own = [run for several in sizes.values() for run in several if not run.again]
@@ -60,6 +61,25 @@ def run_checks(table: pd.DataFrame, runs: Sequence[Run]) -> Iterator[Finding]:
         yield from _waiting(own, device, about)
         yield from _unsettled(own, device, about)
     yield from _lower_bounds(runs)
+
+
+def _mixed(runs: Sequence[Run]) -> Iterator[Finding]:
+    """Runs on several GPU types at once, which are in no table: they measure neither."""
+    kinds: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        if run.mixed and len(run.gpu_models) > 1:
+            kinds.setdefault(run.gpu_models, []).append(run)
+    for models, own in kinds.items():
+        yield Finding(
+            "mixed_gpu_types",
+            f"{', '.join(run.name for run in own)} ran on {' and '.join(models)} at once, and {'is' if len(own) == 1 else 'are'} "
+            "left out",
+            (),
+            " + ".join(models),
+            likely="the slowest GPU sets the pace of every step",
+            next="ask for one type (--gpu-type), and measure each by itself",
+            numbers={"types": float(len(models)), "runs": float(len(own))},
+        )
 
 
 def _lower_bounds(runs: Sequence[Run]) -> Iterator[Finding]:

@@ -214,7 +214,9 @@ def _boundary(fit: GroupFit, rows: tuple[int, ...], about: str) -> Iterator[Find
 def _same_on_other_gpus(table: pd.DataFrame) -> Iterator[Finding]:
     others = ["workload", "per_gpu_batch", "precision", "lr_rule", "n_gpus", "metric"]
     table = table[on_fewest_nodes(table)]
-    speeds = table[table["metric"].isin(SPEEDS) & (table["metric"] != "total_time") & table["gpu_type"].notna()]
+    # Of a mixture the slowest type sets the pace: it is as fast as that one.
+    pure = table["gpu_type"].notna() & ~table["gpu_type"].fillna("").str.contains(" + ", regex=False)
+    speeds = table[table["metric"].isin(SPEEDS) & (table["metric"] != "total_time") & pure]
     for key, rows in speeds.groupby(others, dropna=False, sort=False):
         medians = rows.groupby("gpu_type")["value"].median().sort_values()
         if len(medians) < 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Measured:
         n, nodes, values, replicates: shape (sizes,); `values` in the metric's unit.
         rows: index labels of the rows of the table behind all this.
         known_nodes: whether every size says how many nodes it ran on.
+        gpus_per_node: as runs tell that are in no table; None where they do not.
         spread: standard deviation of log values over replicates, pooled; None without replicates.
     """
 
@@ -47,6 +48,7 @@ class Measured:
     rows: tuple[int, ...]
     known_nodes: bool
     spread: float | None
+    gpus_per_node: int | None = None
 
     def holds(self, fields: Mapping[str, Any], global_batch: int | None) -> bool:
         """Whether a configuration is of this group: in one of strong scaling each size has a batch per rank of its own."""
@@ -99,7 +101,7 @@ class Measured:
                 # Unrecorded nodes cannot be told apart: one law is laid through all sizes, and the report says so.
                 return np.ones_like(n)
             else:
-                gpus_per_node = max(COMMON_NODE, int(self.n.max()))
+                gpus_per_node = max(self.gpus_per_node or COMMON_NODE, int(self.n.max()))
         return np.asarray(np.ceil(n / gpus_per_node))
 
 
@@ -153,12 +155,14 @@ def measured(table: pd.DataFrame) -> list[Measured]:
         table["metric"].isin(SPEEDS) & np.isfinite(table["value"]) & (table["value"] > 0) & table["n_gpus"].notna()
     ]
     speeds = speeds[on_fewest_nodes(speeds)]
+    per_node = table.attrs.get("gpus_per_node", {})
     found = []
     for key, held, rows in _groups(speeds):
         sizes = {metric: own["n_gpus"].nunique() for metric, own in rows.groupby("metric", sort=False)}
         if sizes:
             metric = max((name for name in SPEEDS if name in sizes), key=lambda name: sizes[name])
-            found.append(_measured(key, metric, held, rows[rows["metric"] == metric]))
+            own = _measured(key, metric, held, rows[rows["metric"] == metric])
+            found.append(replace(own, gpus_per_node=per_node.get(own.fields["gpu_type"])))
     return found
 
 

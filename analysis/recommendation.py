@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.complete import completed
+from analysis.finding import known
 from analysis.forecast import forecasts
 from analysis.nextrun import next_run
 from analysis.runs import Run
@@ -142,7 +143,14 @@ def _one(
     # What diverged whenever it was tried has an answer.
     tried = [(dict(way.fields), way.n_gpus) for way in unreached]
     every_ahead = forecasts(settled(rows, runs, BATCH), timed, lower_bounds(runs))
-    ahead = [way for way in every_ahead if (dict(way.fields), way.n_gpus) not in tried]
+    # Nor is one expected of more samples per step than did not get there.
+    short = [(known(way.fields["lr_rule"]), batch) for way in unreached if (batch := way.global_batch) is not None]
+    ahead = [
+        way
+        for way in every_ahead
+        if (dict(way.fields), way.n_gpus) not in tried
+        and not any(rule == known(way.fields["lr_rule"]) and batch <= (way.global_batch or 0) for rule, batch in short)
+    ]
     run = next_run(rows, fastest, fast_rivals)
     sentences = [
         *best_ways(basis, goal, fastest, fast_rivals, cheapest, cheap_rivals, unreached),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def read(*paths: PathLike) -> pd.DataFrame:
         Times are in s, accuracies fractions of one. What is not known is NA.
 
     Raises:
-        UserError: a path is neither, nothing in a study has finished, or something in a file cannot be read.
+        UserError: a path is neither, nothing in any of the studies has finished, or something in a file cannot be read.
 
     >>> import analysis
     >>> analysis.read("runs/digits", "lab.csv")  # doctest: +SKIP
@@ -77,6 +78,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         raise UserError("nothing to read: give a study folder or a CSV file")
     seen: dict[Path, Path] = {}
     read_of: list[tuple[list[Run], list[Row]]] = []
+    unfinished = []
     for path in paths:
         if path.resolve() in seen:
             raise UserError(f"{path} is given twice, and each measurement of it would count twice")
@@ -85,7 +87,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             found = read_runs(path)
             if not any(run.measured for run in found):
                 states = "; ".join(f"{run.name}: {run.status}, {run.reason or 'no reason recorded'}" for run in found)
-                raise UserError(f"no cell of study {path} has finished, so there is nothing to report: {states}")
+                unfinished.append(f"no cell of study {path} has finished, so there is nothing to report: {states}")
             read_of.append((found, []))
         else:
             read_of.append(_read_file(path))
@@ -96,10 +98,22 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         measured = [run for run in islice(named, len(found)) if run.measured]
         everything.extend(row for run in under_each_rule(measured) for row in rows(run))
         everything.extend(own)
+    if unfinished and not everything:
+        raise UserError("; ".join(unfinished))
     table = frame(everything)
     # Totals of run folders are the sums of their own epochs: they cannot contradict them.
     table.attrs["all_from_runs"] = bool(runs) and {run.source for run in runs} >= set(table["source"])
+    table.attrs["gpus_per_node"] = _gpus_per_node(runs)
     return Inputs(table, tuple(runs), tuple(paths))
+
+
+def _gpus_per_node(runs: Sequence[Run]) -> dict[str | None, int]:
+    """By GPU type, as runs on several nodes show it that ran or are to run: those that have not are in no table."""
+    found: dict[str | None, int] = {}
+    for run in runs:
+        if run.n_nodes is not None and run.n_nodes > 1:
+            found[run.gpu_type] = max(found.get(run.gpu_type, 0), math.ceil(run.n_gpus / run.n_nodes))
+    return found
 
 
 def _read_file(path: Path) -> tuple[list[Run], list[Row]]:

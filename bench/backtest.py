@@ -24,11 +24,14 @@ import pandas as pd
 # Started as a file, only its own folder is on the path; from a checkout without installation the rest is beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from analysis.durations import parse_duration, time_unit
 from analysis.epochs import EPOCH_GROUP, LAWS, fit_batches, predict_one
 from analysis.fitting import FURTHEST, fit_group
+from analysis.headers import PER_RANK_UNIT
 from analysis.measured import COMMON_NODE, Measured, measured
 from analysis.schema import COLUMNS, COUNTS, METRICS, WORDS
 from bench.rivals import RIVALS, extrap
+from hvdtrain.errors import UserError
 
 FIRST = 3
 
@@ -45,30 +48,42 @@ class Outcome:
 
 
 def load(path: Path) -> pd.DataFrame:
-    """One file as the tidy table. Lenient where a user's file is not: unknown metrics and values that are none are left out."""
+    """One file as the tidy table. Lenient where a user's file is not: unknown metrics and values that are none are left out, and
+    counted on stderr.
+    """
     raw = pd.read_csv(path, comment=None, skiprows=_comments(path), skipinitialspace=True)
     table = pd.DataFrame({name: raw.get(name, pd.Series(pd.NA, index=raw.index)) for name in COLUMNS})
-    table["value"] = pd.to_numeric(table["value"], errors="coerce")
     for name in ("n_gpus", "replicate", *(count for count in COUNTS if count != "n_gpus")):
         table[name] = pd.to_numeric(table[name], errors="coerce").round().astype("Int64")
     for name in WORDS:
         table[name] = table[name].astype("string")
     table.loc[table["metric"].str.startswith("epochs_to_"), "metric"] = "epochs_to_stability"
-    keep = table["metric"].isin(METRICS) & table["value"].gt(0) & np.isfinite(table["value"].astype(float))
-    table = table[keep].copy()
-    times = (
-        table["unit"]
-        .str.lower()
-        .map({"min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "ms": 0.001})
-        .fillna(1.0)
+    written = zip(
+        table["metric"].fillna(""), table["value"].astype("string").fillna(""), table["unit"].fillna(""), strict=True
     )
-    table["value"] = table["value"].astype(float) * times.astype(float)
+    table["value"] = [_value(*words) for words in written]
+    each = table["metric"].eq("throughput") & table["unit"].str.contains(PER_RANK_UNIT).fillna(False)
+    table["value"] *= table["n_gpus"].where(each, 1).astype("Float64").fillna(np.nan).astype(float)
+    keep = table["metric"].isin(METRICS) & table["value"].gt(0) & np.isfinite(table["value"].astype(float))
+    if not keep.all():
+        print(f"{path.name}: {(~keep).sum()} of {len(keep)} rows are left out", file=sys.stderr)
+    table = table[keep].copy()
     known = table["global_batch"].notna() & table["per_gpu_batch"].isna() & table["n_gpus"].notna()
     share = (table["global_batch"] / table["n_gpus"]).where(known)
     table["per_gpu_batch"] = table["per_gpu_batch"].fillna(share.where(share % 1 == 0).astype("Int64"))
     whole = table["per_gpu_batch"] * table["n_gpus"]
     table["global_batch"] = table["global_batch"].fillna(whole)
     return table.reset_index(drop=True)
+
+
+def _value(metric: str, text: str, unit: str) -> float:
+    """A time in s, whatever it is written in; NaN for what is no number."""
+    try:
+        if metric in METRICS and METRICS[metric].is_time:
+            return parse_duration(text, unit if time_unit(unit) else "s")
+        return float(text)
+    except (ValueError, UserError):
+        return float("nan")
 
 
 def _comments(path: Path) -> list[int]:

@@ -34,15 +34,21 @@ def record_epoch(
         samples: trained on by all ranks together.
         seconds: of the whole epoch with its validation.
         seconds_val: of its validation.
+        train_acc, val_acc: fractions of one.
 
     Raises:
-        UserError: this process has recorded this epoch, or a later one; or `init()` was not called.
+        UserError: this process has recorded this epoch, or a later one; an accuracy is no fraction; or `init()` was not called.
         Diverged: on rank 0 `train_loss` is no longer a number; the epoch is on record. Left alone it ends all ranks.
     """
     if launch.active is None:
         raise UserError("call init() first: it finds this rank's place")
     launch.active.progress("training")
     values = {"train_loss": train_loss, "train_acc": train_acc, "val_loss": val_loss, "val_acc": val_acc, "lr": lr}
+    if launch.active.world.rank == 0:
+        for name in ("train_acc", "val_acc"):
+            given = values[name]
+            if given is not None and (given < 0 or given > 1):
+                raise UserError(f"{name}={given:g} in epoch {epoch} is no fraction of one; give 98.2 % as 0.982")
     if launch.active.world.rank == 0 and (folder := record.run_dir()) is not None:
         # With the first one of this start: what stands from it on is of an earlier start, and is trained again.
         path = folder / "epochs.jsonl"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,34 @@ NUMBERS = {"n", "median", "p80", "p90", "bias", "coverage"}
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "bench" / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "plain", "written"),
+    [
+        ("throughput", "images/s per GPU", lambda n, t: f"{1000 / t}", lambda n, t: f"{1000 / t / n}"),
+        ("epoch_time", "s", lambda n, t: f"{t}", lambda n, t: f"{int(t) // 60}:{t % 60:06.3f}"),
+    ],
+)
+def test_backtest_reads_what_a_table_of_the_analysis_may_hold(
+    metric: str, unit: str, plain: Callable[..., str], written: Callable[..., str], tmp_path: Path
+) -> None:
+    outcomes = []
+    for form, own in ((plain, "" if metric == "throughput" else "s"), (written, unit)):
+        folder = tmp_path / str(len(outcomes))
+        folder.mkdir()
+        rows = [f"net,V100,{n},1,{metric},{form(n, 400 * (0.1 + 0.9 / n))},{own}" for n in (1, 2, 4, 8)]
+        text = "\n".join(
+            ["workload,gpu_type,n_gpus,n_nodes,metric,value,unit", *rows, f"net,V100,8,1,{metric},N/A,{own}"]
+        )
+        (folder / "table.csv").write_text(text + "\n")
+        done = run("backtest.py", folder, "--json", folder / "out.json")
+        assert done.returncode == 0, done.stderr
+        assert "table.csv: 1 of 5 rows are left out" in done.stderr
+        outcomes.append(json.loads((folder / "out.json").read_text()))
+    (first, second) = (each["scaling"]["hvdtrain"]["one_node"] for each in outcomes)
+    assert first["n"] == 1
+    assert second["median"] == pytest.approx(first["median"], abs=1e-3)
 
 
 def test_backtest_predicts_known_laws_better_than_the_last_point(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ def test_one_replicate_of_three_off(tmp_path: Path) -> None:
 def test_gpu_types(tmp_path: Path) -> None:
     both = found(tmp_path, throughput({1: 100, 2: 195, 4: 380}, kind="T4") + throughput({1: 101, 2: 196, 4: 381}))
     assert set(both) == {"input_bound"}
+    paced = found(tmp_path, throughput({2: 200}, kind="T4") + throughput({2: 201}, kind="T4 + V100"))
+    assert "mixed_gpu_types" in paced and "input_bound" not in paced, "the slower type sets the pace"
     apart = found(tmp_path, throughput({1: 100, 2: 195}, kind="T4") + throughput({4: 800, 8: 1500}))
     assert "mixed_gpu_types" in apart
     one = found(tmp_path, throughput({1: 100, 2: 195, 4: 380}, kind="t4 + v100"))

@@ -105,3 +105,13 @@ def test_a_configuration_that_misses_the_target_counts_no_epochs(add_cell: AddCe
     assert [way.n_gpus for way in best.unreached] == [8]
     # Its speed was measured, but nothing is said of twice a size that does not get there.
     assert best.forecasts == ()
+
+
+def test_a_batch_that_misses_the_target_is_not_expected_to_reach_it_on_more_ranks(add_cell: AddCell) -> None:
+    study = _study(add_cell, [1, 2, 4])
+    for seed in range(2):
+        add_cell(4, [900.0] * 40, [0.5] * 40, seed=seed, cell={"name": "b64"}, facts={"batch_size": 64})
+    given = read_inputs([study])
+    best = analysis.recommend(given.table, target=TARGET, runs=given.runs)
+    assert [(way.n_gpus, way.per_gpu_batch) for way in best.unreached] == [(4, 64)]
+    assert best.forecasts == ()  # eight ranks with 32 each make the same step

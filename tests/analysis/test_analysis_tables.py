@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 import analysis
+from analysis.tables import read_inputs
 from hvdtrain import record
 from hvdtrain.errors import UserError
 
@@ -80,6 +82,8 @@ def test_energy_is_what_all_gpus_of_the_only_attempt_took(add_cell: AddCell) -> 
     taken[16] = [{"energy_j": 70.0, "uuid": f"GPU-{rank // 2}"} for rank in range(16)]
     for ranks, gpus in taken.items():
         study = add_cell(ranks, facts={"gpus": gpus, "device": "gpu"})
+    # One process that drives four GPUs samples the first of them.
+    add_cell(1, seed=2, facts={"replicas": 4, "gpus": taken[1], "device": "gpu"})
     study = add_cell(1, seed=1, status=None, facts={"gpus": taken[1], "device": "gpu"})
     log = record.EpochLog(study / "digits-n1-s1" / "epochs.jsonl", next_epoch=4)
     log.append(record.Epoch(4, seconds=9.0, samples_per_second=90.0, restart=1))
@@ -89,6 +93,35 @@ def test_energy_is_what_all_gpus_of_the_only_attempt_took(add_cell: AddCell) -> 
     # Of four ranks one was not sampled, of eight one does not tell, sixteen share eight GPUs; the second run of one started twice.
     assert dict(zip(energy.n_gpus, energy.value, strict=True)) == {1: 500.0, 2: 550.5, 16: 560.0}
     assert set(energy.unit) == {"J"}
+
+
+def test_a_study_that_has_just_begun_leaves_the_others_their_report(add_cell: AddCell, tmp_path: Path) -> None:
+    finished = add_cell(1)
+    waiting = tmp_path / "runs" / "waiting"
+    shutil.copytree(finished, waiting)
+    (waiting / "digits-n1-s0" / "result.json").unlink()
+    given = read_inputs([finished, waiting])
+    assert set(given.table.source) == {f"{finished}/digits-n1-s0"}
+    assert [run.status for run in given.runs] == ["completed", "not started"]
+    with pytest.raises(UserError, match=r"no cell of study .*waiting has finished"):
+        analysis.read(waiting)
+
+
+def test_runs_that_wait_tell_how_many_gpus_a_node_has(add_cell: AddCell) -> None:
+    for ranks in (1, 2, 4):
+        study = add_cell(ranks, facts={"device": "gpu", "hosts": ["n1"]})
+    alone = analysis.fit_scaling(analysis.read(study)).predict([8])
+    add_cell(8, [], [], status=None, cell={"shape": {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": 4}})
+    told = analysis.fit_scaling(analysis.read(study)).predict([8])
+    assert (alone.iloc[0]["status"], told.iloc[0]["status"]) == ("ok", "refused")
+
+
+def test_a_run_on_two_gpu_types_is_named(add_cell: AddCell) -> None:
+    add_cell(2, facts={"device": "gpu", "gpu_models": ["T4"]})
+    facts = {"device": "gpu", "mixed": True, "gpu_models": ["T4", "V100"]}
+    given = read_inputs([add_cell(4, facts=facts)])
+    (mixed,) = (each for each in analysis.diagnose(given.table, given.runs) if each.code == "mixed_gpu_types")
+    assert mixed.message == "digits-n4-s0 ran on T4 and V100 at once, and is left out"
 
 
 def test_only_finished_cells_are_measured(add_cell: AddCell) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain import launch
-from hvdtrain.errors import Diverged
+from hvdtrain.errors import Diverged, UserError
 from hvdtrain.own_epochs import record_epoch
 from hvdtrain.record import read_epochs, read_json
 from tests.unit.starting import run, script
@@ -39,6 +39,18 @@ def test_a_loss_that_is_no_number_ends_all_ranks_as_in_fit(
     assert written == ([1, 2, 3] if folder else [])
     with pytest.raises(Diverged, match="in epoch 4; try"):
         record_epoch(4, samples=8, seconds=1.0, train_loss=math.nan)
+
+
+@pytest.mark.parametrize("given", [{"val_acc": 98.2}, {"train_acc": -0.5}])
+def test_an_accuracy_that_is_no_fraction_is_refused(
+    given: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "active", SimpleNamespace(world=SimpleNamespace(rank=0), progress=print))
+    monkeypatch.setenv("HVDTRAIN_RUN_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"in epoch 1 is no fraction of one; give 98.2 % as 0.982"):
+        record_epoch(1, samples=8, seconds=1.0, **given)
+    assert list(tmp_path.iterdir()) == []
+    record_epoch(1, samples=8, seconds=1.0, train_acc=1, val_acc=0.0)
 
 
 def test_a_run_whose_loop_records_no_number_has_diverged(tmp_path: Path) -> None:
