@@ -6,24 +6,16 @@ import csv
 import dataclasses
 import io
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.log_lines import FIELDS, NAMES, Part, bare, epochs_of, is_test, number, parts, whole
+from analysis.rank_words import ranks_in, workload_in
 from analysis.runs import Run
 from hvdtrain import record
 from hvdtrain.errors import UserError, printable
 from hvdtrain.record import Epoch
-
-#: A number apart from its word ("4-gpu") only at the beginning or before the plural: a model's number and a date end there too
-#: ("resnet-50-gpu").
-_RANKS = re.compile(
-    r"(?:^|[^a-z0-9])(?:n(\d+)|np(\d+)|(\d+)\s*x?(?:gpus?|ranks?|workers?)|(\d+)[-_ ](?:gpus|ranks|workers))(?:[^a-z0-9]|$)"
-    r"|^(\d+)[-_ ](?:gpu|rank|worker)(?:[^a-z0-9]|$)",
-    re.IGNORECASE,
-)
 
 
 def is_curve(fields: Sequence[str]) -> bool:
@@ -68,7 +60,7 @@ def read_curves(path: Path) -> list[Run]:
     if not numbered:
         raise UserError(f"{path} holds no epochs")
     runs = parts(numbered, names["epoch"], path)
-    counts, in_path = {part.n_gpus for part in runs if part.n_gpus}, _ranks_in(path)
+    counts, in_path = {part.n_gpus for part in runs if part.n_gpus}, ranks_in(path)
     if in_path and len(counts) == 1 and counts != {in_path}:
         raise UserError(
             f"{path}: its path says {in_path} ranks, and a column of it {counts.pop()}: rename the one that is wrong"
@@ -180,23 +172,15 @@ def _fractions(epochs: Sequence[Epoch]) -> list[Epoch]:
     ]
 
 
-def _ranks_in(path: Path) -> int:
-    """The number of ranks that the last three parts of a path name, the nearest first; 0 where none does."""
-    for part in reversed(path.parts[-3:]):
-        found = _RANKS.search(part)
-        if found:
-            return int(next(group for group in found.groups() if group))
-    return 0
-
-
 def _run(path: Path, epochs: Sequence[Epoch], part: Part | None = None) -> Run:
     if not epochs:
         raise UserError(f"{path} holds no epochs")
-    ranks = (part.n_gpus if part else None) or _ranks_in(path)
+    ranks = (part.n_gpus if part else None) or ranks_in(path)
+    workload = workload_in(path)
     name = f"{path.name} ({part.name})" if part and part.name else path.name
     return Run(
         study=printable(str(path.parent)), name=printable(name), status="completed", reason="",
-        workload=printable(path.stem) if not ranks else None,
+        workload=printable(path.stem) if not ranks else workload and printable(workload),
         gpu_type=None, device=None, asked=ranks, n_gpus=ranks, n_nodes=None, per_gpu_batch=None, lr_rule=None,
         precision=None, seed=part.seed if part else None, launcher=None, controller=None, hosts=(), gpu_models=(), cores=None,
         epochs=tuple(epochs),
