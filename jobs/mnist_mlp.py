@@ -29,6 +29,7 @@ OF_TORCH = {
     "warmup_epochs": (0.0,),
     "workers": (0,),
     "strategy": ("horovod", "single"),
+    "precision": ("fp32",),
 }
 
 
@@ -55,7 +56,8 @@ def with_horovod(options: argparse.Namespace) -> None:
     )
     test = ht.validation_loader(TensorDataset(x_test, y_test), 1024)
     model, optimizer = ht.distribute(model, optimizer, lr_rule=options.lr_rule, warmup_epochs=options.warmup_epochs)
-    ht.fit(model, optimizer, nn.CrossEntropyLoss(), train, test, epochs=options.epochs)
+    loss = nn.CrossEntropyLoss()
+    ht.fit(model, optimizer, loss, train, test, epochs=options.epochs, precision=options.precision)
 
 
 def with_engine(options: argparse.Namespace) -> None:
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--workers", type=job.natural, default=0, help="processes that load data, with engine torch")
     parser.add_argument("--train-images", type=job.positive_int, default=37_800, help="images to train on")
     parser.add_argument("--test-images", type=job.positive_int, default=4_200, help="images to test on")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="with engine torch")
     engine_names = ["torch", "numpy", "naive", "explicit", "tiled"]
     parser.add_argument(
         "--engine", default="torch", choices=engine_names, help="what computes; the last three need a GPU"

@@ -28,7 +28,7 @@ class Tree:
         files: paths relative to `root`.
         labels: int64, shape (n,): index into `classes`.
         classes: names of the folders, sorted.
-        strangers: files that are no images by their names.
+        strangers: files that are no images by their names, or are hidden.
         empty: classes without an image.
         key: changes whenever a file's name, size or time does.
     """
@@ -43,7 +43,7 @@ class Tree:
 
 
 def scan(root: Path) -> Tree:
-    """The images in the class folders of `root`, at any depth below each.
+    """The images in the class folders of `root`, at any depth below each; hidden files and folders are passed over.
 
     Raises:
         UserError: no such folder, one that cannot be read, or no class folder with an image in it.
@@ -62,12 +62,13 @@ def scan(root: Path) -> Tree:
     for label, name in enumerate(classes):
         # Without `onerror` a folder that cannot be read would be an empty one.
         for place, folders, found in os.walk(root / name, onerror=_unreadable):
-            folders.sort()
+            # Thumbnails and what else programs keep: copies of images, some of which would be validated on.
+            folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
             for file in sorted(found):
                 alive("looking through image folders")  # a file server may take long to say what it has
                 path = Path(place, file)
                 relative = str(path.relative_to(root))
-                if path.suffix.lower() not in ENDINGS:
+                if path.suffix.lower() not in ENDINGS or file.startswith("."):
                     strangers.append(relative)
                     continue
                 files.append(relative)
@@ -91,19 +92,25 @@ def _unreadable(error: OSError) -> NoReturn:
     raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
-def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    labels: np.ndarray, share: float, seed: int = 0, good: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Indices for training and validation: of every class about `share` for validation, at least one where it has two.
 
+    On which side a file is does not depend on which others can be read: one that comes back between two starts, or between two
+    cells of a study, would else bring images that were trained on into the validation.
+
     Args:
-        labels: shape (n,).
+        labels: shape (n,), of all files.
         share: between 0 and 1.
         seed: the same on every rank.
+        good: indices of those that can be read; None: of all.
 
     Returns:
-        Two sorted arrays, disjoint, which together cover all.
+        Two sorted arrays, disjoint, which together cover `good`.
 
     Raises:
-        UserError: a share that is none, or no class of two.
+        UserError: a share that is none, no class of two, or none left to validate on.
     """
     if not 0 < share < 1:
         raise UserError(f"a share of {share} for validation is not between 0 and 1")
@@ -115,4 +122,9 @@ def split(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
     validation = np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
     if not len(validation):
         raise UserError("no class has two images: none is left to validate on")
-    return np.setdiff1d(np.arange(len(labels)), validation), validation
+    train = np.setdiff1d(np.arange(len(labels)), validation)
+    if good is not None:
+        train, validation = np.intersect1d(train, good), np.intersect1d(validation, good)
+    if not len(validation):
+        raise UserError("of the images to validate on none can be read")
+    return train, validation

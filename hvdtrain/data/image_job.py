@@ -47,7 +47,7 @@ def one_folder(
     root = locate(name, options.data_dir)
     inner = root / "256_ObjectCategories"
     packed = _pack(inner if inner.is_dir() else root, options)
-    train, validation = (packed.good[part] for part in split(packed.labels[packed.good], share))
+    train, validation = split(packed.labels, share, good=packed.good)
     return packed, *_part(packed, train), *_part(packed, validation)
 
 

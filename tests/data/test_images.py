@@ -207,6 +207,29 @@ def test_the_cache_is_in_the_jobs_own_scratch_where_there_is_one(
     assert cache_folder().parent == tmp_path / "system"
 
 
+def test_what_cannot_be_read_moves_no_other_image_between_training_and_validation() -> None:
+    labels = np.repeat(np.arange(3), [40, 9, 2])
+    whole = split(labels, 0.2)
+    for missing in range(len(labels)):
+        good = np.delete(np.arange(len(labels)), missing)
+        for part, expected in zip(split(labels, 0.2, good=good), whole, strict=True):
+            assert part.tolist() == [index for index in expected if index != missing]
+    with pytest.raises(UserError, match="of the images to validate on none can be read"):
+        split(labels, 0.2, good=whole[0])
+
+
+def test_hidden_files_and_folders_are_no_images(tmp_path: Path) -> None:
+    root = images.tree(tmp_path / "t", classes=2, each=2)
+    seen = scan(root).files
+    copy = root / "000.class 0" / ".picasaoriginals" / "0000.jpg"
+    copy.parent.mkdir()
+    copy.write_bytes((root / seen[0]).read_bytes())
+    (root / "000.class 0" / "._0000.jpg").write_bytes(b"of a Mac")
+    found = scan(root)
+    assert found.files == seen
+    assert found.strangers == ("000.class 0/._0000.jpg",)
+
+
 def test_a_folder_that_holds_nothing_says_what_it_must_hold(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder; it must hold one folder for each class"):
         scan(tmp_path / "none")

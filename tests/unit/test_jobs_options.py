@@ -22,7 +22,15 @@ def test_what_is_given_beside_the_published_rate_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["--optimizer adam", "--lr-rule linear", "--warmup-epochs 2.0", "--workers 2", "--strategy ddp"]
+    "given",
+    [
+        "--optimizer adam",
+        "--lr-rule linear",
+        "--warmup-epochs 2.0",
+        "--workers 2",
+        "--strategy ddp",
+        "--precision bf16",
+    ],
 )
 def test_an_engine_refuses_what_it_would_not_do(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from jobs import mnist_mlp
