@@ -63,7 +63,7 @@ def _run(record: CellRecord, study: str) -> Run:
         name=_text(cell.get("name")) or printable(where.name),
         status=status,
         reason=reason,
-        workload=_workload(cell, where),
+        workload=_workload(cell, facts, where),
         gpu_type=None if device == "cpu" else _text(cell.get("gpu_type")) or (" + ".join(gpu_models) or None),
         device=device,
         asked=asked,
@@ -136,11 +136,13 @@ def _status(record: CellRecord) -> tuple[str, str]:
     return ("running", "no result yet") if record.running is not None else ("not started", "no result yet")
 
 
-def _workload(cell: Mapping[str, Any], where: Path) -> str:
+def _workload(cell: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> str:
     name = _text(cell.get("workload")) or _text(cell.get("job")) or "unnamed"
     # Further axes of the grid change what is trained, so cells that differ in them are different workloads.
     settings = _mapping(cell.get("settings"), "settings", where)
-    return printable(", ".join([name, *(f"{key}={settings[key]}" for key in sorted(settings))]))
+    # No accuracy on these means anything, so they are never beside those of the real ones.
+    made_up = ["synthetic data"] if facts.get("synthetic") is True else []
+    return printable(", ".join([name, *made_up, *(f"{key}={settings[key]}" for key in sorted(settings))]))
 
 
 def _for_every_rule(runs: Sequence[Run], cells: Sequence[Mapping[str, Any]]) -> list[Run]:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hvdtrain.torch as ht
-from hvdtrain import job
+from hvdtrain import job, record
 from hvdtrain.data.sets import ImageSet, load
 
 #: Mean and deviation of the training images, for each colour.
@@ -55,6 +55,8 @@ def main() -> None:
     world = ht.init(options.strategy)
     data = load("cifar10", options.data_dir) if options.data == "cifar10" else synthetic_cifar()
     train_data, test_data = datasets(data)
+    if world.rank == 0:
+        record.note(synthetic=data.synthetic)
 
     torch.manual_seed(options.seed)
     loss, model = nn.CrossEntropyLoss(), network().to(world.device)

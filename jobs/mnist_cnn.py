@@ -110,6 +110,8 @@ def main() -> None:
     keras.utils.set_random_seed(options.seed)
     keras.config.set_dtype_policy(POLICIES[options.precision])
     data = load(options.data, options.data_dir)
+    if hk.world().rank == 0:
+        record.note(synthetic=data.synthetic)
     train = hk.loader(data.x_train, data.y_train, batch_size=options.batch_size, seed=options.seed)
     # Keras asks a schedule after every batch, also where several make one update.
     steps = options.epochs * len(train)

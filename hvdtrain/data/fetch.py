@@ -162,7 +162,14 @@ def _unpack(archive: Path, target: Path) -> None:
     except (tarfile.TarError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}; remove it and try again") from None
     for entry in aside.iterdir():
-        os.replace(entry, target / entry.name)
+        place = target / entry.name
+        # A folder that is not whole, as of an archive that somebody unpacked and broke off, is in the way.
+        before = target / f".before.{entry.name}"
+        shutil.rmtree(before, ignore_errors=True)
+        if place.is_dir():
+            os.replace(place, before)
+        os.replace(entry, place)
+        shutil.rmtree(before, ignore_errors=True)
     aside.rmdir()
     archive.unlink()
 

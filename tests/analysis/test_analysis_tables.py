@@ -116,6 +116,12 @@ def test_runs_that_wait_tell_how_many_gpus_a_node_has(add_cell: AddCell) -> None
     assert (alone.iloc[0]["status"], told.iloc[0]["status"]) == ("ok", "refused")
 
 
+def test_synthetic_data_are_a_workload_of_their_own(add_cell: AddCell) -> None:
+    add_cell(1, facts={"synthetic": False})
+    table = analysis.read(add_cell(2, facts={"synthetic": True}))
+    assert dict(zip(table.n_gpus, table.workload, strict=True)) == {1: "digits", 2: "digits, synthetic data"}
+
+
 def test_a_run_on_two_gpu_types_is_named(add_cell: AddCell) -> None:
     add_cell(2, facts={"device": "gpu", "gpu_models": ["T4"]})
     facts = {"device": "gpu", "mixed": True, "gpu_models": ["T4", "V100"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -103,6 +104,16 @@ def test_it_comes_once_and_is_read(mirror: Mirror, tmp_path: Path, capsys: pytes
     ]
     assert fetch("cifar10", tmp_path / "c", mirror.url) == tmp_path / "c"
     assert len(mirror.asked) == 1
+
+
+def test_a_folder_that_lacks_a_file_is_made_whole(mirror: Mirror, tmp_path: Path) -> None:
+    fetch("cifar10", tmp_path / "whole", mirror.url)
+    files = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.bin")}
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    (tmp_path / "part" / sorted(files)[0]).unlink()
+    fetch("cifar10", tmp_path / "part", mirror.url)
+    assert {path.relative_to(tmp_path / "part") for path in (tmp_path / "part").rglob("*.bin")} == files
+    assert not list((tmp_path / "part").glob(".before*"))
 
 
 def test_four_that_ask_at_once_download_once(mirror: Mirror, tmp_path: Path) -> None:

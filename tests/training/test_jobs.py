@@ -110,6 +110,7 @@ def test_cifar10_cnn_learns_and_reports_summed_losses(ranks: int, tmp_path: Path
     sums = [float(each) for each in ended.out.rpartition("as the study prints them:")[2].split()]
     assert sums == pytest.approx([epoch["train_loss"] * 2048 / 64 for epoch in epochs], abs=1e-3)
     assert epochs[-1]["val_acc"] > 0.5
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["synthetic"] is True
 
 
 @pytest.fixture(scope="module")
