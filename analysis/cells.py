@@ -109,11 +109,10 @@ def _around(facts: Mapping[str, Any], epochs: Sequence[Epoch], where: Path) -> f
 
 def _energy(facts: Mapping[str, Any], epochs: Sequence[Epoch]) -> float | None:
     """J that the GPUs took, where each was sampled and one attempt trained all epochs."""
-    sampled, size = (
-        facts.get("gpus"),
-        _first({"size": facts.get("replicas")}, {"size": facts.get("world_size")}, "size"),
-    )
-    if not isinstance(sampled, list) or len(sampled) != size or any(each.restart for each in epochs):
+    sampled = facts.get("gpus")
+    # One process that drives several GPUs samples one of them.
+    every = facts.get("replicas") or facts.get("world_size")
+    if not isinstance(sampled, list) or len(sampled) != every or any(each.restart for each in epochs):
         return None
     # Ranks that share a GPU sample the same meter.
     joules = {
