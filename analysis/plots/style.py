@@ -21,7 +21,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from analysis.panels import COLOURS, MARKERS
-from analysis.raster import pixels
+from analysis.raster import pixels, png
 
 #: Inches. One column of a printed page, and at 96 dots per inch about the width of a phone.
 WIDTH, HEIGHT = 4.4, 3.3
@@ -53,6 +53,10 @@ class Plot:
         """The figure at `DPI` dots per inch."""
         with styled():
             return pixels(self.figure, DPI)
+
+    def png(self) -> bytes:
+        """The figure as PNG, of these pixels."""
+        return png(self.pixels(), DPI, self.alt)
 
     def svg(self) -> bytes:
         """The figure as SVG, its letters as paths so that it looks the same everywhere."""
