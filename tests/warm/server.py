@@ -158,12 +158,13 @@ def _end(code: int | str | None) -> NoReturn:
     """As an interpreter ends, but that it frees no objects: that takes longer than many a rank has worked."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
+        code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit((code or 0) & 0xFF if not isinstance(code, str) else 1)
+    os._exit((code or 0) & 0xFF)
 
 
 main()
